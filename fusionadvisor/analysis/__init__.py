@@ -1,0 +1,1 @@
+"""A Timeline to quantities: groups, cost, launch behaviour, device figures."""

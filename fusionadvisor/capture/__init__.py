@@ -1,0 +1,1 @@
+"""A live model to a Timeline: profile it here, or predict a device that is not here."""

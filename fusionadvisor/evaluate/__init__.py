@@ -1,0 +1,1 @@
+"""Try a strategy: in a process of its own, verified, then measured."""

@@ -1,0 +1,1 @@
+"""Which op produced what which op read: the data flow of one run."""

@@ -1,0 +1,1 @@
+"""A report to text: terminal, HTML, Markdown. Nothing here looks anywhere but into the report."""

@@ -1,0 +1,1 @@
+"""Everything the tool says, as plain frozen data, and its JSON form."""

@@ -1,0 +1,382 @@
+"""The report: frozen dataclasses of everything that is said. Every renderer works from these alone.
+
+Times are in the unit their name ends with (``_us``, ``_ms``, ``_s``), sizes in bytes, shares in [0, 1]. Three kinds of
+number never share a field: a *bound* (what could be saved), a *measurement* (with its interval), a *prediction* (for a
+GPU that is not here). JSON keys are the field names; see :mod:`fusionadvisor.report.codec`.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+SCHEMA_VERSION = "1.0"
+
+Basis = Literal["measured", "recorded", "predicted"]
+SavingBasis = Literal["bound", "measured", "predicted"]
+Outcome = Literal["faster", "same", "slower", "no_effect", "diverged", "refused", "crashed", "timed_out", "not_tried"]
+Verdict = Literal["agrees", "diverges", "unchecked"]
+Mode = Literal["inference", "training"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """The program that wrote the report."""
+
+    name: str
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """The machine of a live run, or what a trace says of the machine it was recorded on.
+
+    Bandwidths are in GB/s (1e9 bytes). ``copy_gbs`` is measured on this machine, ``peak_gbs`` is from the device table.
+    """
+
+    gpu: str | None = None
+    gpu_count: int = 0
+    compute_capability: str | None = None
+    memory_gb: float | None = None
+    driver: str | None = None
+    cuda: str | None = None
+    torch: str | None = None
+    python: str | None = None
+    platform: str | None = None
+    cpu: str | None = None
+    threads: int | None = None
+    peak_gbs: float | None = None
+    copy_gbs: float | None = None
+    clocks: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One input: ``name`` as the forward names it, a torch dtype without its prefix, a memory layout, a device."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    layout: str = "contiguous"
+    device: str = "cpu"
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What was run. Rebuildable in another process from these fields alone.
+
+    ``target`` is what the user typed with its path made absolute, ``entry`` the name found in it, ``model`` the class
+    of the module, ``entry_kind`` what ``entry`` is. ``assumed`` says in words what was not given and had to be chosen.
+    """
+
+    target: str
+    entry: str | None = None
+    entry_kind: Literal["factory", "module", "class", "live"] = "factory"
+    model: str | None = None
+    inputs: tuple[TensorSpec, ...] = ()
+    inputs_from: str = ""
+    mode: Mode = "inference"
+    device: str = "cpu"
+    seed: int = 0
+    trust: bool = False
+    assumed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSummary:
+    """One device's kernels. ``busy_us`` is a union of intervals and never exceeds ``span_us``."""
+
+    device: int
+    kernels: int
+    busy_us: float
+    span_us: float
+    kernel_us: float
+    streams: int
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KindSummary:
+    """Kernels of one kind: how many, and the sum of their times."""
+
+    kind: str
+    kernels: int
+    gpu_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTable:
+    """Kernels as parallel columns (the same length each), capped; ``total`` says how many there were."""
+
+    total: int = 0
+    index: tuple[int, ...] = ()
+    name: tuple[str, ...] = ()
+    kind: tuple[str, ...] = ()
+    op: tuple[str, ...] = ()
+    module: tuple[str, ...] = ()
+    source: tuple[str, ...] = ()
+    device: tuple[int, ...] = ()
+    stream: tuple[int, ...] = ()
+    start_us: tuple[float, ...] = ()
+    dur_us: tuple[float, ...] = ()
+    group: tuple[int, ...] = ()
+    """Index of the group a kernel belongs to, -1 for none."""
+    bytes: tuple[int, ...] = ()
+    """External bytes the kernel's op reads and writes, -1 where unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregate:
+    """Kernels of the same op, module and input shapes, summed."""
+
+    op: str
+    module: str
+    shapes: str
+    kernels: int
+    gpu_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineSummary:
+    """What the trace holds, for all devices and steps together."""
+
+    basis: Basis
+    stand_ins: bool = False
+    """True where CPU ops stand in for kernels because there was no GPU; times are then CPU times."""
+    devices: tuple[DeviceSummary, ...] = ()
+    steps: int = 1
+    steps_from: str = "window"
+    step_us: float = 0.0
+    """Median span of a step."""
+    linked_share: float = 1.0
+    """Share of kernel time that is attributed to an op of the model."""
+    orphan_kernels: int = 0
+    launches: int = 0
+    graph_launches: int = 0
+    by_kind: tuple[KindSummary, ...] = ()
+    lost: tuple[str, ...] = ()
+    kernels: KernelTable = field(default_factory=KernelTable)
+    aggregates: tuple[Aggregate, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchBound:
+    """Whether the CPU keeps the GPU waiting. ``share`` is the idle share a graph would remove, None where unknown."""
+
+    break_even_us: float | None
+    share: float | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Fusion:
+    """How much of the work is fused already, and how much could be."""
+
+    groups: int = 0
+    unfused_us: float = 0.0
+    """Time of the kernels in groups of two or more that could be one."""
+    fused_share: float = 0.0
+    """Share of kernel time in kernels that are already fused."""
+    graphed_share: float = 0.0
+    """Share of kernel time launched from a graph."""
+    launch_bound: LaunchBound = field(default_factory=lambda: LaunchBound(None))
+    syncs: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A bound. ``likely`` is None where the recording cannot support one."""
+
+    low: float
+    likely: float | None
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """What a finding could save: kernel time, and time of the step with the group collapsed (only those add up)."""
+
+    gpu_us: Range
+    step_us: Range
+    basis: SavingBasis = "bound"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A line of the user's code."""
+
+    file: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing to fix, with its repeats collapsed; totals are summed over the real instances."""
+
+    id: str
+    rule: str
+    title: str
+    module: str
+    saving: Saving
+    source: Source | None = None
+    modules: tuple[str, ...] = ()
+    """Every module path it was found at, in order of time; ``module`` is the first."""
+    instances: int = 1
+    kernels: tuple[int, ...] = ()
+    """Indices into the kernel table, of all instances."""
+    kernel_us: float = 0.0
+    share: float = 0.0
+    """Share of the step's kernel time that these kernels take."""
+    flow: Literal["proven", "assumed"] = "assumed"
+    evidence: tuple[str, ...] = ()
+    remedies: tuple[str, ...] = ()
+    snippet: str = ""
+    url: str = ""
+    overlaps: tuple[str, ...] = ()
+    """Findings whose kernels this one also holds; their time is credited there and not here."""
+    footnote: bool = False
+    """True where the saving is under what is worth acting on."""
+
+
+@dataclass(frozen=True, slots=True)
+class NearMiss:
+    """A place where a rule almost applied, and the condition that failed."""
+
+    rule: str
+    module: str
+    reason: str
+    source: Source | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """A rule that looked and found nothing to say, in a few words."""
+
+    rule: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class NotApplicable:
+    """A rule that had nothing to look at, and why."""
+
+    rule: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Warning:
+    """Something the reader must know before trusting a number."""
+
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Latency of one arm. ``samples_ms`` are the raw samples, one a call, in the order taken."""
+
+    median_ms: float
+    ci95_ms: tuple[float, float]
+    samples_ms: tuple[float, ...] = ()
+    peak_memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Speedup:
+    """before/after as a ratio of paired samples; ``aa_band`` is what two identical arms showed in the same session."""
+
+    median: float
+    ci95: tuple[float, float]
+    aa_band: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """Whether the candidate's outputs agree with the original's, and by which measure."""
+
+    verdict: Verdict
+    device: str = "cpu"
+    max_error: float = 0.0
+    rmse_ratio: float | None = None
+    """RMSE against fp64, divided by the original's own RMSE against fp64."""
+    limit: float | None = None
+    inputs: int = 0
+    """How many input sets were compared."""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A site a strategy left alone, and why."""
+
+    site: str
+    reason: str
+    source: Source | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sites:
+    """Places a strategy looked at."""
+
+    matched: int = 0
+    applied: int = 0
+    refused: tuple[Refusal, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCount:
+    """Kernels (ops, where CPU ops stand in) of one step, before and after, and which went or came by op name."""
+
+    before: int
+    after: int
+    gone: tuple[tuple[str, int], ...] = ()
+    added: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One strategy tried: what happened, and why. ``reason`` is empty only for ``faster``."""
+
+    strategy: str
+    outcome: Outcome
+    kept: bool = False
+    reason: str = ""
+    parameters: dict[str, str] = field(default_factory=dict)
+    findings: tuple[str, ...] = ()
+    sites: Sites = field(default_factory=Sites)
+    kernels: KernelCount | None = None
+    verification: Verification | None = None
+    before: Timing | None = None
+    after: Timing | None = None
+    speedup: Speedup | None = None
+    compile_s: float | None = None
+    break_even_calls: int | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything one command has to say."""
+
+    tool: Tool
+    created: str
+    command: str
+    environment: Environment = field(default_factory=Environment)
+    workload: Workload | None = None
+    source: str = ""
+    """What was read: the target or the trace's file name."""
+    timeline: TimelineSummary | None = None
+    latency: Timing | None = None
+    fusion: Fusion = field(default_factory=Fusion)
+    findings: tuple[Finding, ...] = ()
+    near_misses: tuple[NearMiss, ...] = ()
+    attempts: tuple[Attempt, ...] = ()
+    result: Speedup | None = None
+    """The kept attempts together against the original."""
+    passed: tuple[Passed, ...] = ()
+    not_applicable: tuple[NotApplicable, ...] = ()
+    warnings: tuple[Warning, ...] = ()
+    files: tuple[str, ...] = ()
+    """Files this run wrote."""
+    schema_version: str = SCHEMA_VERSION

@@ -1,0 +1,1 @@
+"""Quantities to findings: one file a family, one class a rule."""

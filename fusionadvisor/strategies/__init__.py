@@ -1,0 +1,1 @@
+"""A model to the same model, fused: one file a strategy."""
