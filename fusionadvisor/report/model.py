@@ -322,6 +322,8 @@ class Sites:
     matched: int = 0
     applied: int = 0
     refused: tuple[Refusal, ...] = ()
+    modules: tuple[str, ...] = ()
+    """Module paths it changed; empty where it wraps the whole model."""
 
 
 @dataclass(frozen=True, slots=True)
