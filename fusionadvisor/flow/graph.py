@@ -77,11 +77,13 @@ class Op:
         writes: Value ids it made, including the new states of what it wrote in place.
         mutates: Ids of the states it overwrote, among ``reads``.
         view: It moves no data; its outputs live on the storage of its first tensor argument.
-        arguments: Its non-tensor arguments by parameter name, as Python literals (dtypes and the like as text).
+        arguments: Its non-tensor arguments by parameter name, defaults included, as Python literals (dtypes and the
+            like as text; None for an optional tensor that was not given).
         module: Qualified path of the innermost module whose forward called it, ``layer1.0.bn1``; empty at top level.
         call: How often that module had been called before in this run.
         source: The innermost frame outside torch and this package; for a backward op that of its forward.
         phase: forward, backward or optimizer.
+        operands: Its tensor arguments by parameter name, each the ids among ``reads`` it stands for.
     """
 
     index: int
@@ -96,6 +98,7 @@ class Op:
     call: int = 0
     source: Frame | None = None
     phase: Phase = "forward"
+    operands: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def sync(self) -> bool:
@@ -131,13 +134,18 @@ class ModuleCall:
 
 @dataclass(frozen=True)
 class FlowGraph:
-    """Ops, values and module calls of one run. ``outputs`` are the values the run returned."""
+    """Ops, values and module calls of one run.
+
+    ``outputs`` are the values the run returned, ``held`` those that something else still held after it (a cache on a
+    module, a hook's list, a gradient).
+    """
 
     ops: tuple[Op, ...]
     values: tuple[Value, ...]
     calls: tuple[ModuleCall, ...] = ()
     inputs: tuple[int, ...] = ()
     outputs: tuple[int, ...] = ()
+    held: tuple[int, ...] = ()
     aliases: dict[str, str] = field(default_factory=dict)
     """Module paths that name the same module object as an earlier path."""
 
@@ -152,6 +160,10 @@ class FlowGraph:
             for v in dict.fromkeys(op.reads):
                 found.setdefault(v, []).append(op.index)
         return {v: tuple(ops) for v, ops in found.items()}
+
+    @cached_property
+    def _escaped(self) -> frozenset[int]:
+        return frozenset(self.values[v].storage for v in (*self.outputs, *self.held))
 
     @cached_property
     def _on_storage(self) -> dict[int, tuple[int, ...]]:
@@ -187,9 +199,8 @@ class FlowGraph:
         return tuple(self.ops[i] for i in sorted(found))
 
     def escapes(self, value: int) -> bool:
-        """True where the run returned this value or a view of it: somebody outside holds it."""
-        storages = {self.values[v].storage for v in self.outputs}
-        return self.values[value].storage in storages
+        """True where somebody outside holds this value or a view of it: it was returned or kept."""
+        return self.values[value].storage in self._escaped
 
     def calls_of(self, module: str) -> tuple[ModuleCall, ...]:
         """The calls of one module, by the path it is first known under."""
