@@ -1,12 +1,14 @@
 """What a strategy is: it plans on recordings, then rewrites a copy. It never changes the model it was given."""
 
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from torch import nn
 
+from fusionadvisor.errors import InputError, did_you_mean
 from fusionadvisor.flow.graph import FlowGraph
 from fusionadvisor.report.model import Mode, Refusal
 
@@ -28,12 +30,14 @@ class Subject:
         graphs: Recordings of it on different inputs (three or more) and, where its inputs allow, two batch sizes.
         calls: The inputs of those recordings, in the same order.
         mode: inference (under no_grad, in eval mode unless the user's model says otherwise) or training.
+        device: Where it runs, ``cpu`` or ``cuda``; what a rewrite brings depends on it.
     """
 
     model: nn.Module
     graphs: tuple[FlowGraph, ...]
     calls: tuple[Call, ...]
     mode: Mode = "inference"
+    device: str = "cpu"
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,10 @@ class Site:
 
 @dataclass(frozen=True)
 class Plan:
-    """Sites found legal, and those refused, each in words. ``blocker`` refuses the strategy as a whole."""
+    """Sites found legal, and those refused, each in words. ``blocker`` refuses the strategy as a whole.
+
+    ``notes`` say what is legal and would still bring nothing here, and why.
+    """
 
     sites: tuple[Site, ...] = ()
     refused: tuple[Refusal, ...] = ()
@@ -58,11 +65,18 @@ class Plan:
 
 
 class Strategy(ABC):
-    """One way to fuse. Subclass docstrings are the user's page; state is the strategy's parameters alone."""
+    """One way to fuse. Subclass docstrings are the user's page.
+
+    A strategy with parameters is a frozen dataclass whose fields are bool, int, float or str, each with a default.
+    """
 
     id: ClassVar[str]
     needs_cuda: ClassVar[bool] = False
     """True where the effect exists only on a CUDA device; planning still works without one."""
+    order: ClassVar[int] = 50
+    """Place in a composition: what edits modules comes before what compiles, what wraps the model comes last."""
+    terminal: ClassVar[bool] = False
+    """True where the result is no longer made of the user's modules, so that no editing strategy can follow."""
 
     @abstractmethod
     def plan(self, subject: Subject) -> Plan:
@@ -70,4 +84,45 @@ class Strategy(ABC):
 
     @abstractmethod
     def rewrite(self, model: nn.Module, plan: Plan, subject: Subject) -> nn.Module:
-        """Return ``model``, a copy this strategy owns, with the plan's sites rewritten; it may be a wrapper."""
+        """Return ``model``, a copy this strategy owns, with the plan's sites rewritten; it may be a wrapper.
+
+        In production a recipe calls this with ``subject.graphs`` empty: what it needs is in the sites' ``data``.
+        """
+
+    def recheck(self, model: nn.Module, plan: Plan) -> str:
+        """Return why the plan no longer fits ``model``, loaded elsewhere; empty where it does. Needs no recording."""
+        return ""
+
+    @classmethod
+    def configure(cls, parameters: Mapping[str, str]) -> Self:
+        """Build the strategy from parameters as typed, ``{"clone_outputs": "false"}``.
+
+        Raises:
+            InputError: If a parameter is not known or its value does not fit.
+        """
+        known = {f.name: type(f.default) for f in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else {}
+        for name in parameters:
+            if name not in known:
+                hint = did_you_mean(name, tuple(known)) if known else "It takes no parameters."
+                raise InputError(f"Strategy {cls.id} has no parameter '{name}'.", hint)
+        return cls(**{name: _parse(cls.id, name, known[name], text) for name, text in parameters.items()})
+
+    def parameters(self) -> dict[str, str]:
+        """Return the parameters that differ from their defaults, as :meth:`configure` reads them."""
+        if not dataclasses.is_dataclass(self):
+            return {}
+        values = {f.name: (getattr(self, f.name), f.default) for f in dataclasses.fields(self)}
+        return {name: str(value) for name, (value, default) in values.items() if value != default}
+
+
+def _parse(strategy: str, name: str, kind: Any, text: str) -> Any:
+    if kind is bool:
+        words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+        if text.lower() in words:
+            return words[text.lower()]
+    else:
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    raise InputError(f"Strategy {strategy}: {name} is no {kind.__name__}: '{text}'.")
