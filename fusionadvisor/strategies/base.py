@@ -100,7 +100,7 @@ class Strategy(ABC):
         Raises:
             InputError: If a parameter is not known or its value does not fit.
         """
-        known = {f.name: type(f.default) for f in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else {}
+        known = {name: type(default) for name, default in _defaults(cls).items()}
         for name in parameters:
             if name not in known:
                 hint = did_you_mean(name, tuple(known)) if known else "It takes no parameters."
@@ -109,10 +109,15 @@ class Strategy(ABC):
 
     def parameters(self) -> dict[str, str]:
         """Return the parameters that differ from their defaults, as :meth:`configure` reads them."""
-        if not dataclasses.is_dataclass(self):
-            return {}
-        values = {f.name: (getattr(self, f.name), f.default) for f in dataclasses.fields(self)}
-        return {name: str(value) for name, (value, default) in values.items() if value != default}
+        return {
+            name: str(getattr(self, name))
+            for name, default in _defaults(type(self)).items()
+            if getattr(self, name) != default
+        }
+
+
+def _defaults(kind: Any) -> dict[str, Any]:
+    return {f.name: f.default for f in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else {}
 
 
 def _parse(strategy: str, name: str, kind: Any, text: str) -> Any:
