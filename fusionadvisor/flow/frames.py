@@ -1,0 +1,68 @@
+"""Which line of the user's code is running: the innermost frame outside torch, the standard library and this one."""
+
+import os
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+from fusionadvisor.flow.graph import Frame, Phase
+
+_TORCH = str(Path(torch.__file__).parent) + os.sep
+_OWN = str(Path(__file__).parents[1]) + os.sep
+_STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
+_SITE = tuple({sysconfig.get_paths()[kind] + os.sep for kind in ("purelib", "platlib")})
+
+_PHASE_FILES: dict[str, Phase] = {
+    "optim/": "optimizer",
+    "nn/utils/clip_grad.py": "optimizer",
+    "amp/grad_scaler.py": "optimizer",
+    "autograd/__init__.py": "backward",
+    "autograd/graph.py": "backward",
+}
+"""Files of torch that tell the phase by being on the stack: they run optimizers and start the backward pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """What the Python stack tells: the user's line, and the phase where a frame of torch gives it away."""
+
+    frame: Frame | None
+    phase: Phase | None
+
+
+_user_file: dict[str, bool] = {}
+_phase_of_file: dict[str, Phase | None] = {}
+
+
+def _is_user_file(name: str) -> bool:
+    # generated code has a name in angle brackets and no line anyone could open
+    if name.startswith(("<", _TORCH, _OWN)):
+        return False
+    return not name.startswith(_STDLIB) or name.startswith(_SITE)
+
+
+def _phase_from_file(name: str) -> Phase | None:
+    if not name.startswith(_TORCH):
+        return None
+    inside = name[len(_TORCH) :].replace(os.sep, "/")
+    return next((phase for prefix, phase in _PHASE_FILES.items() if inside.startswith(prefix)), None)
+
+
+def where() -> Where:
+    """Walk the Python stack from the caller outwards."""
+    current: FrameType | None = sys._getframe(1)
+    frame: Frame | None = None
+    phase: Phase | None = None
+    while current is not None:
+        name = current.f_code.co_filename
+        if name not in _user_file:
+            _user_file[name], _phase_of_file[name] = _is_user_file(name), _phase_from_file(name)
+        phase = phase or _phase_of_file[name]
+        if frame is None and _user_file[name]:
+            frame = Frame(name, current.f_lineno, current.f_code.co_name)
+        current = current.f_back
+    return Where(frame, phase)
