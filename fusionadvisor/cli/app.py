@@ -1,0 +1,103 @@
+"""The program: commands, exit codes, and the one place where errors become sentences.
+
+Exit codes: 0 done, 1 a gate failed, 2 usage or bad input, 3 this machine cannot, 4 a strategy that was asked for was
+refused, crashed or diverged, 70 an error in this program (EX_SOFTWARE of sysexits.h), 130 interrupted.
+"""
+
+import sys
+from collections.abc import Sequence
+from io import TextIOWrapper
+from typing import Annotated, TextIO, cast
+
+import typer
+
+from fusionadvisor import __version__
+from fusionadvisor.cli.analyze import analyze
+from fusionadvisor.cli.apply import apply
+from fusionadvisor.cli.doctor import doctor
+from fusionadvisor.cli.explain import explain
+from fusionadvisor.cli.listing import list_
+from fusionadvisor.cli.profile import profile
+from fusionadvisor.errors import FusionAdvisorError, InputError
+
+INTERNAL_ERROR = 70
+INTERRUPTED = 130
+
+UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+"""Of click, or of the copy of it inside newer typer releases: the public subclass is the way to either."""
+
+app = typer.Typer(
+    name="fusion-advisor",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"fusion-advisor {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def fusion_advisor(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks; may stand anywhere.")] = False,
+) -> None:
+    """Find unfused GPU kernels in a PyTorch model or trace, fuse what can be fused, prove it right and faster."""
+
+
+app.command()(profile)
+app.command()(analyze)
+app.command()(apply)
+app.command("list")(list_)
+app.command()(explain)
+app.command()(doctor)
+
+
+def run(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code; nothing it raises escapes, unless ``--debug`` is given."""
+    _tolerate(sys.stdout, sys.stderr)
+    arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    debug = "--debug" in arguments
+    arguments = [word for word in arguments if word != "--debug"]
+    try:
+        code = _command(arguments)
+    except Exception as error:
+        if debug:
+            raise
+        return _tell(error)
+    if code == INTERRUPTED:
+        sys.stderr.write("interrupted\n")
+    return code
+
+
+def _tolerate(*streams: TextIO) -> None:
+    """Let a terminal with a narrow encoding show a question mark for what it lacks, instead of failing."""
+    for stream in streams:
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def _command(arguments: list[str]) -> int:
+    command = typer.main.get_command(app)
+    return cast(int, command.main(arguments, prog_name="fusion-advisor", standalone_mode=False) or 0)
+
+
+def _tell(error: Exception) -> int:
+    from fusionadvisor.cli.output import fail
+    from fusionadvisor.render.text import clean
+
+    if isinstance(error, FusionAdvisorError):
+        return fail(error)
+    if isinstance(error, UsageError):
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context else "fusion-advisor"
+        message = cast(str, error.format_message())  # type: ignore[attr-defined]
+        return fail(InputError(message.rstrip("."), f"See: {command} --help"))
+    said = clean(str(error))
+    sys.stderr.write(f"internal error: {type(error).__name__}: {said}; run again with --debug for the traceback\n")
+    return INTERNAL_ERROR

@@ -1,0 +1,101 @@
+"""``fusion-advisor apply``."""
+
+import sys
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fusionadvisor.cli.options import (
+    DeviceOption,
+    EntryOption,
+    ForceOption,
+    Format,
+    FormatOption,
+    InputOption,
+    JsonOption,
+    SeedOption,
+    TrainOption,
+    TrustOption,
+)
+
+if TYPE_CHECKING:
+    from fusionadvisor.report.model import Attempt
+
+
+def apply(
+    target: Annotated[
+        str | None, typer.Argument(metavar="[TARGET]", help="As for profile; default: the last profile of this folder.")
+    ] = None,
+    strategy: Annotated[
+        str, typer.Option("--strategy", "-s", metavar="NAME[,NAME…]", help="Strategies in order; see: list strategies.")
+    ] = "",
+    entry: EntryOption = None,
+    inputs: InputOption = None,
+    train: TrainOption = False,
+    device: DeviceOption = None,
+    seed: SeedOption = 0,
+    trust: TrustOption = False,
+    timeout: Annotated[float, typer.Option("--timeout", min=1, help="Seconds one attempt may take.")] = 300.0,
+    save: Annotated[
+        Path | None, typer.Option("--save", metavar="DIR", help="Write the recipe of what was kept.")
+    ] = None,
+    json: JsonOption = None,
+    format: FormatOption = Format.text,
+    force: ForceOption = False,
+) -> int:
+    """Fuse: apply strategies to a copy of the model, verify its outputs, and measure before against after."""
+    from fusionadvisor.cli import last
+    from fusionadvisor.cli.output import Output, working
+
+    names = _strategies(strategy)
+    output = Output.checked(format, json, force)
+    if target is None:
+        from fusionadvisor.render import labels
+
+        workload = replace(last.load(Path.cwd()), trust=trust)
+        sys.stderr.write(f"last profile: {labels.target(workload)}\n")
+    else:
+        from fusionadvisor.workload.resolve import resolve
+
+        workload = resolve(
+            target, entry=entry, inputs=inputs or (), train=train, device=device, seed=seed, trust=trust
+        )  # fmt: skip
+    from fusionadvisor import advisor
+
+    with working() as say:
+        report = advisor.optimize(workload, names, timeout_s=timeout, save=save, progress=say)
+    output.emit(report)
+    return _exit_code(report.attempts)
+
+
+def _strategies(given: str) -> list[str]:
+    from fusionadvisor.catalog import STRATEGIES
+    from fusionadvisor.errors import InputError, did_you_mean
+
+    known = {entry.id.lower(): entry.id for entry in STRATEGIES}
+    names = list(dict.fromkeys(name.strip() for name in given.split(",") if name.strip()))
+    if not names:
+        raise InputError("No strategy was named.", f"Add --strategy with one or more of: {', '.join(known.values())}.")
+    for name in names:
+        if name.lower() not in known:
+            raise InputError(f"No strategy is called '{name}'.", did_you_mean(name, tuple(known.values())))
+    return [known[name.lower()] for name in names]
+
+
+def _exit_code(attempts: "Iterable[Attempt]") -> int:
+    """Say on standard error which strategies could not be had, and return the code that means it."""
+    from fusionadvisor.cli.output import fail
+    from fusionadvisor.errors import EnvironmentUnfitError, StrategyError
+    from fusionadvisor.render import labels
+
+    codes = [0]
+    for attempt in attempts:
+        sentence = f"{attempt.strategy} {labels.ENDED.get(attempt.outcome, '')}: {attempt.reason.rstrip('.')}."
+        if attempt.outcome == "not_tried":
+            codes.append(fail(EnvironmentUnfitError(sentence)))
+        elif labels.failed(attempt):
+            codes.append(fail(StrategyError(sentence)))
+    return max(codes)

@@ -1,0 +1,28 @@
+"""``fusion-advisor explain``."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+
+def explain(
+    identifier: Annotated[str, typer.Argument(metavar="ID", help="A rule (FA101), a finding (FA101#2) or a strategy.")],
+) -> int:
+    """Show the page of a rule or a strategy: what it finds or does, why, and when it refuses."""
+    from fusionadvisor import catalog
+    from fusionadvisor.cli.output import printing, write
+
+    entry = catalog.entry(identifier.split("#")[0])
+    lines = [f"# {entry.id}: {entry.title}", "", catalog.page(entry.id)]
+    if entry.remedies:
+        lines += ["", f"Remedies: {', '.join(entry.remedies)}"]
+    text = "\n".join(lines) + "\n"
+    if not sys.stdout.isatty():
+        write(text)
+        return 0
+    from rich.markdown import Markdown
+
+    with printing() as console:
+        console.print(Markdown(text), width=min(console.width, 100))
+    return 0

@@ -1,0 +1,34 @@
+"""Options that several commands share."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+class Format(StrEnum):
+    """What goes to standard output."""
+
+    text = "text"
+    json = "json"
+
+
+FormatOption = Annotated[
+    Format, typer.Option("--format", help="What to print: a report to read, or the report as JSON and nothing else.")
+]
+JsonOption = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the report as JSON.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite a file that this tool did not write.")]
+EntryOption = Annotated[
+    str | None, typer.Option("--entry", metavar="NAME", help="The model's name in the target, where it holds several.")
+]
+InputOption = Annotated[
+    list[str] | None,
+    typer.Option("--input", metavar="SPEC", help='An input, as "x=float32[8,3,224,224]"; repeat for several.'),
+]
+TrainOption = Annotated[bool, typer.Option("--train", help="A training step instead of a forward under no_grad.")]
+DeviceOption = Annotated[
+    str | None, typer.Option("--device", metavar="NAME", help="cuda or cpu; default: CUDA where there is one.")
+]
+SeedOption = Annotated[int, typer.Option("--seed", help="Seed of weights and inputs.")]
+TrustOption = Annotated[bool, typer.Option("--trust", help="Run what a pickled checkpoint asks for while it loads.")]

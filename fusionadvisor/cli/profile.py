@@ -1,0 +1,53 @@
+"""``fusion-advisor profile``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fusionadvisor.cli.options import (
+    DeviceOption,
+    EntryOption,
+    ForceOption,
+    Format,
+    FormatOption,
+    InputOption,
+    JsonOption,
+    SeedOption,
+    TrainOption,
+    TrustOption,
+)
+
+
+def profile(
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="file.py, file.py:name or package.module:name.")],
+    entry: EntryOption = None,
+    inputs: InputOption = None,
+    train: TrainOption = False,
+    device: DeviceOption = None,
+    steps: Annotated[int | None, typer.Option("--steps", min=1, help="Steps to record; default: enough.")] = None,
+    seed: SeedOption = 0,
+    trust: TrustOption = False,
+    json: JsonOption = None,
+    format: FormatOption = Format.text,
+    force: ForceOption = False,
+) -> int:
+    """Run a model under the profiler and show which runs of kernels should have been one."""
+    from fusionadvisor import advisor
+    from fusionadvisor.cli import last
+    from fusionadvisor.cli.output import Output, warn, working
+    from fusionadvisor.errors import InputError
+
+    output = Output.checked(format, json, force)
+    with working() as say:
+        report = advisor.profile(
+            target, entry=entry, inputs=inputs or (), train=train, device=device, steps=steps, seed=seed, trust=trust,
+            progress=say,
+        )  # fmt: skip
+    if report.workload:
+        try:
+            last.store(report.workload, Path.cwd())
+        except InputError as error:
+            warn(f"`apply` will need its target named: {error.what}")
+    output.emit(report)
+    return 0

@@ -1,0 +1,136 @@
+"""What was applied, as text for a terminal: before and after, each step with what it did, refusals in sentences."""
+
+from fusionadvisor.render import labels, verdict
+from fusionadvisor.render.text import Piece, Sheet
+from fusionadvisor.report.model import Attempt, Report, Verification
+from fusionadvisor.units import plural
+
+STYLES = {
+    "faster": "green",
+    "same": "yellow",
+    "no_effect": "yellow",
+    "not_tried": "yellow",
+    "slower": "red",
+    "diverged": "bold red",
+    "refused": "red",
+    "crashed": "bold red",
+    "timed_out": "red",
+}
+REFUSALS_SHOWN = 8
+INDENT = 5
+
+
+def attempts(sheet: Sheet, report: Report) -> None:
+    """Add the verdict of an apply and the story of every attempt."""
+    sheet.gap()
+    _headline(sheet, report)
+    sheet.gap()
+    if any(a.before and a.after for a in report.attempts):
+        _columns(sheet)
+    for number, attempt in enumerate(report.attempts, 1):
+        _attempt(sheet, report, number, attempt)
+    _findings(sheet, report)
+    sheet.gap()
+
+
+def _headline(sheet: Sheet, report: Report) -> None:
+    items: list[Piece] = []
+    if both := verdict.arms(report):
+        items.append((labels.change(both[0].median_ms, both[1].median_ms), "bold"))
+    items.append((verdict.of_attempts(report), "bold"))
+    if report.result:
+        (low, high), (band_low, band_high) = report.result.ci95, report.result.aa_band
+        items.append(f"(95 %: {low:.2f}–{high:.2f}; A/A {band_low:.2f}–{band_high:.2f})")
+    checked = [a.verification for a in report.attempts if a.kept and a.verification]
+    if checked:
+        items.append(_agreement(checked[-1]))
+    sheet.flow(items, lead=["  "], indent=2, gap="   ")
+
+
+def _agreement(found: Verification) -> str:
+    if found.verdict == "unchecked":
+        return f"outputs not checked: {found.reason}"
+    if found.verdict == "diverges":
+        return f"outputs differ: {found.reason or f'largest error {found.max_error:.2g}'}"
+    if found.rmse_ratio is not None:
+        return f"outputs agree with fp64 (error {found.rmse_ratio:.2f}× eager's)"
+    return "outputs agree exactly" if found.max_error == 0 else f"outputs agree (largest error {found.max_error:.2g})"
+
+
+def _columns(sheet: Sheet) -> None:
+    row = ("  " + sheet.cell("", 3), sheet.cell("strategy", 14), sheet.cell("sites", 7), sheet.cell("kernels", 11),
+           sheet.cell("error vs eager", 16), sheet.cell("median", 20), "speed-up")  # fmt: skip
+    sheet.add(("".join(row), "dim"))
+
+
+def _attempt(sheet: Sheet, report: Report, number: int, attempt: Attempt) -> None:
+    words = labels.OUTCOMES[attempt.outcome] + (", kept" if attempt.kept and attempt.outcome != "faster" else "")
+    style = STYLES[attempt.outcome]
+    if attempt.before and attempt.after:
+        looked = attempt.sites.matched + len(attempt.sites.refused)
+        check = attempt.verification
+        counts = attempt.kernels
+        sheet.add(
+            f"  {sheet.cell(str(number), 3)}",
+            (sheet.cell(attempt.strategy, 14), "bold"),
+            sheet.cell(f"{attempt.sites.applied}/{looked}" if looked else "", 7),
+            sheet.cell(f"{counts.before} → {counts.after}" if counts else "", 11),
+            sheet.cell(labels.ratio(check.rmse_ratio) if check and check.rmse_ratio is not None else "", 16),
+            sheet.cell(labels.change(attempt.before.median_ms, attempt.after.median_ms), 20),
+            (labels.ratio(attempt.speedup.median) if attempt.speedup else "", style),
+        )
+        sheet.say(f"{words}{': ' if attempt.reason else ''}{attempt.reason}", style=style, indent=INDENT)
+        _interval(sheet, attempt)
+    else:
+        name = sheet.cell(attempt.strategy, max(14, len(attempt.strategy) + 2))
+        sheet.say(
+            f"{words}: {attempt.reason}" if attempt.reason else words,
+            style=style, lead=[f"  {sheet.cell(str(number), 3)}", (name, "bold")], indent=INDENT,
+        )  # fmt: skip
+    _details(sheet, report, attempt)
+
+
+def _interval(sheet: Sheet, attempt: Attempt) -> None:
+    if attempt.speedup is None:
+        return
+    (low, high), (band_low, band_high) = attempt.speedup.ci95, attempt.speedup.aa_band
+    text = f"speed-up {low:.2f}–{high:.2f} (95 %), the same code against itself {band_low:.2f}–{band_high:.2f}"
+    sheet.say(text, style="dim", indent=INDENT)
+
+
+def _details(sheet: Sheet, report: Report, attempt: Attempt) -> None:
+    counts = attempt.kernels
+    if counts and (counts.gone or counts.added):
+        gone = [f"{name} ×{count}" for name, count in counts.gone]
+        came = [f"{name} ×{count}" for name, count in counts.added]
+        if gone:
+            sheet.flow(gone, lead=[" " * INDENT, ("gone: ", "dim")], indent=INDENT + 6, gap=", ")
+        if came:
+            sheet.flow(came, lead=[" " * INDENT, ("new: ", "dim")], indent=INDENT + 6, gap=", ")
+    if attempt.compile_s is not None and attempt.compile_s >= 0.05:
+        pays = f", pays after {plural(attempt.break_even_calls, 'call')}" if attempt.break_even_calls else ""
+        sheet.say(f"{attempt.compile_s:.2g} s to prepare{pays}", style="dim", indent=INDENT)
+    if attempt.verification and attempt.verification.verdict != "agrees" and attempt.outcome != "diverged":
+        sheet.say(_agreement(attempt.verification), style="dim", indent=INDENT)
+    for note in attempt.notes:
+        sheet.say(note, indent=INDENT)
+    for refusal in attempt.sites.refused[:REFUSALS_SHOWN]:
+        where = f" ({labels.source(refusal.source)})" if refusal.source else ""
+        site = "" if refusal.site in refusal.reason else f"{refusal.site}: "
+        sheet.say(f"left alone: {site}{refusal.reason}{where}", style="dim", indent=INDENT)
+    if (more := len(attempt.sites.refused) - REFUSALS_SHOWN) > 0:
+        sheet.add((f"{' ' * INDENT}and {plural(more, 'more refusal')} (all in --json)", "dim"))
+
+
+def _findings(sheet: Sheet, report: Report) -> None:
+    """Say which findings the kept steps address and which stay."""
+    closed = {id_ for a in report.attempts if a.kept and a.outcome == "faster" for id_ in a.findings}
+    still = [f for f in report.findings if f.id not in closed and not f.footnote]
+    if not closed:
+        return
+    sheet.gap()
+    names = list(dict.fromkeys(f.rule for f in report.findings if f.id in closed))
+    open_ = list(dict.fromkeys(f.rule for f in still if f.rule not in names))
+    items: list[Piece] = [f"addressed: {', '.join(names)}"]
+    items += [f"still open: {', '.join(open_)}"] if open_ else []
+    sheet.flow(items, lead=[("Findings  ", "bold")], indent=10, gap="   ")

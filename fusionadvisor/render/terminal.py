@@ -1,0 +1,281 @@
+"""A report as text for a terminal: the verdict first, then what it rests on. Works from the report alone."""
+
+import os
+import re
+from typing import TYPE_CHECKING
+
+from fusionadvisor.catalog import RULES, STRATEGIES
+from fusionadvisor.render import labels, verdict
+from fusionadvisor.render.attempts import attempts
+from fusionadvisor.render.text import Piece, Sheet, cleaned
+from fusionadvisor.report.model import Finding, Report
+from fusionadvisor.units import percent, plural, range_us, size_bytes, time_us
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+MAX_WIDTH = 110
+"""Lines longer than this are hard to read; wider terminals leave the rest empty."""
+BAR = 22
+FINDINGS_SHOWN = 12
+KINDS_SHOWN = 8
+
+WIDE = 96
+"""Cells from which the remedy gets a column of its own."""
+HOW = 14
+
+
+def render(report: Report, console: "Console") -> None:
+    """Print a report.
+
+    Args:
+        report: What one command found.
+        console: Its width, encoding and colour decide the form; ``TERM=dumb`` or a narrow encoding gives ASCII.
+    """
+    for line in compose(report, min(console.width, MAX_WIDTH), ascii_only=ascii_only(console)).lines:
+        console.print(line, soft_wrap=True, highlight=False)
+
+
+def ascii_only(console: "Console") -> bool:
+    """True where the terminal cannot be trusted with more than ASCII."""
+    return os.environ.get("TERM") == "dumb" or not console.encoding.lower().replace("-", "").startswith("utf")
+
+
+def compose(report: Report, width: int, *, ascii_only: bool = False) -> Sheet:
+    """Return the report as lines of at most ``width`` cells where words allow."""
+    sheet = Sheet(width, ascii_only=ascii_only)
+    report = cleaned(report)
+    _header(sheet, report)
+    _subject(sheet, report)
+    if report.attempts or report.command == "apply":
+        attempts(sheet, report)
+    else:
+        _profile(sheet, report)
+    _footer(sheet, report)
+    return sheet
+
+
+def _profile(sheet: Sheet, report: Report) -> None:
+    sheet.gap()
+    sheet.say(verdict.of_findings(report), style="bold", lead=["  "], indent=2)
+    sheet.gap()
+    _step(sheet, report)
+    _kinds(sheet, report)
+    _findings(sheet, report)
+    _rest(sheet, report)
+
+
+def _header(sheet: Sheet, report: Report) -> None:
+    env, items = report.environment, [f"{report.tool.name} {report.tool.version}"]
+    if labels.cpu_times(report):
+        items.append("no CUDA device here: CPU ops stand in for kernels, times are CPU times")
+    elif report.command == "analyze":
+        items.append(f"recorded on {env.gpu or 'a device the trace does not name'}")
+    else:
+        items.append(env.gpu or "no CUDA device here")
+    items += [f"torch {env.torch}" if env.torch else "", labels.bandwidth(env)]
+    if env.cpu and env.threads and labels.cpu_times(report):
+        items.append(f"{plural(env.threads, 'thread')}")
+    sheet.flow([(item, "dim" if i else "bold") for i, item in enumerate(items) if item], lead=[""], indent=2)
+
+
+def _subject(sheet: Sheet, report: Report) -> None:
+    if report.workload:
+        work = report.workload
+        name = labels.target(work) + (f" → {work.model}" if work.model else "")
+        mode = "training step" if work.mode == "training" else "eval, no_grad"
+        sheet.flow([(name, "bold"), *(labels.tensor(spec) for spec in work.inputs), mode], lead=[""], indent=2)
+        if work.assumed:
+            sheet.flow([(a, "dim") for a in work.assumed], lead=[("assumed: ", "dim")], indent=9)
+        return
+    line = report.timeline
+    items = [(labels.file_name(report.source), "bold")]
+    if line:
+        items.append((f"{plural(line.steps, 'step')} ({_steps_from(line.steps_from)})", ""))
+        devices = len([d for d in line.devices if d.kernels])
+        items += [(plural(devices, "device"), "")] if devices > 1 else []
+        if linked := verdict.kernels(report) and line.linked_share:
+            items.append((f"{percent(linked)} of kernel time linked to its op", ""))
+        if line.orphan_kernels:
+            items.append((f"{plural(line.orphan_kernels, 'kernel')} without a launch in the recording", ""))
+    sheet.flow(items, lead=[""], indent=2)
+
+
+def _steps_from(word: str) -> str:
+    return {"window": "the whole window", "repetition": "by repetition"}.get(word, f"by {word}")
+
+
+def _per_step(report: Report) -> int:
+    """A live profile records identical steps, shown as one; a recorded trace is shown as it is."""
+    live = report.timeline is not None and report.timeline.basis != "recorded"
+    return max(report.timeline.steps, 1) if report.timeline and live else 1
+
+
+def _step(sheet: Sheet, report: Report) -> None:
+    line = report.timeline
+    if line is None or not verdict.kernels(report):
+        return
+    items: list[Piece] = []
+    if report.latency:
+        samples = len(report.latency.samples_ms)
+        middle = f"median of {samples}" if samples else "median"
+        items.append(f"{labels.interval(report.latency)} ({middle}, 95 %)")
+    elif line.steps > 1:
+        items.append(f"{time_us(line.step_us)} (median of {line.steps})")
+    else:
+        items.append(time_us(line.step_us))
+    if (busy := _busy(report)) is not None:
+        items.append(f"GPU busy {percent(busy)}")
+    items.append(plural(round(verdict.kernels(report) / _per_step(report)), labels.kernel_word(report)))
+    moved = sum(b for b in line.kernels.bytes if b > 0)
+    if moved and all(b >= 0 for b in line.kernels.bytes):
+        items.append(f"{size_bytes(moved / _per_step(report))} moved")
+    if report.fusion.syncs:
+        items.append((plural(round(report.fusion.syncs / _per_step(report)), "sync"), "yellow"))
+    if report.fusion.graphed_share:
+        items.append(f"{percent(report.fusion.graphed_share)} replayed from a graph")
+    sheet.flow(items, lead=[("Step      ", "bold")], indent=10, gap="   ")
+    bound = report.fusion.launch_bound
+    if bound.break_even_us is not None and not labels.cpu_times(report) and bound.share is None:
+        known = f"; unknown here: {bound.reason}" if bound.reason else ""
+        sheet.say(
+            f"launch-bound if the CPU needs more than {bound.break_even_us:.2f} µs a kernel{known}",
+            style="dim", indent=10,
+        )  # fmt: skip
+
+
+def _busy(report: Report) -> float | None:
+    if report.timeline is None or labels.cpu_times(report):
+        return None
+    busy = sum(device.busy_us for device in report.timeline.devices)
+    if report.latency:
+        return min(busy / _per_step(report) / (report.latency.median_ms * 1e3), 1.0)
+    span = sum(device.span_us for device in report.timeline.devices)
+    return min(busy / span, 1.0) if span else None
+
+
+def _kinds(sheet: Sheet, report: Report) -> None:
+    if report.timeline is None or not report.timeline.by_kind:
+        return
+    steps, total = _per_step(report), sum(kind.gpu_us for kind in report.timeline.by_kind) or 1.0
+    ranked = sorted(report.timeline.by_kind, key=lambda kind: -kind.gpu_us)
+    rows = [(labels.KINDS.get(k.kind, k.kind), k.kernels, k.gpu_us) for k in ranked[:KINDS_SHOWN]]
+    if rest := ranked[KINDS_SHOWN:]:
+        rows.append((f"{len(rest)} other kinds", sum(k.kernels for k in rest), sum(k.gpu_us for k in rest)))
+    for name, count, time in rows:
+        share = time / total
+        sheet.add(
+            f"  {sheet.cell(name, 18)}",
+            sheet.cell(plural(round(count / steps), labels.kernel_word(report)), 14, right=True),
+            sheet.cell(time_us(time / steps), 12, right=True),
+            sheet.cell(percent(share), 8, right=True),
+            "  ",
+            (_bar(share, min(BAR, sheet.width - 58)), "cyan"),
+        )
+
+
+def _bar(share: float, width: int) -> str:
+    eighths = round(share * width * 8)
+    return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
+
+
+def _findings(sheet: Sheet, report: Report) -> None:
+    worth = [f for f in report.findings if not f.footnote]
+    if not worth:
+        return
+    wide = sheet.width >= WIDE
+    sheet.gap()
+    title = "could save (bound)"
+    room = sheet.width - 2 - len("Findings") - (HOW if wide else 0)
+    sheet.add(("Findings", "bold"), (sheet.cell(title, room, right=True), "dim"), ("  how" if wide else "", "dim"))
+    ranked = sorted(worth, key=lambda f: (bool(f.overlaps), -_rank(f)))
+    for finding in ranked[:FINDINGS_SHOWN]:
+        _finding(sheet, finding, wide)
+    if more := len(ranked) - FINDINGS_SHOWN:
+        sheet.add(("" if more < 0 else f"  and {plural(more, 'smaller finding')} (all in --json)", "dim"))
+    if notes := [f for f in report.findings if f.footnote]:
+        names = [f"{f.rule} {labels.where(f, 2)}" for f in notes[:4]]
+        more_notes = [f"{len(notes) - 4} more"] if len(notes) > 4 else []
+        sheet.flow([(n, "dim") for n in (*names, *more_notes)], lead=[("  too small to act on: ", "dim")], indent=9)
+
+
+def _rank(finding: Finding) -> float:
+    step = finding.saving.step_us
+    return step.likely if step.likely is not None else step.high
+
+
+def _finding(sheet: Sheet, finding: Finding, wide: bool) -> None:
+    how = finding.remedies[0] if finding.remedies else "by hand"
+    saving = "not added" if finding.overlaps else range_us(finding.saving.step_us.low, finding.saving.step_us.high)
+    room = sheet.width - 9 - (HOW if wide else 0)
+    title = sheet.spell(f"{finding.title}  {labels.counted(finding)}".rstrip())
+    size, amount = sheet.size(title), sheet.size(saving)
+    head: list[Piece] = ["  ", (sheet.cell(finding.rule, 7), "cyan")]
+    if size + amount + 2 > room:
+        title = sheet.cell(title, room - amount - 2)
+        size = sheet.size(title)
+    sheet.add(
+        *head, (title, "bold"), " " * (room - size - amount), (saving, "dim" if finding.overlaps else "green"),
+        ("  " + how if wide else "", "magenta"),
+    )  # fmt: skip
+    items: list[Piece] = [i for i in (labels.where(finding), labels.source(finding.source)) if i]
+    items += [(f"{time_us(finding.kernel_us)}, {percent(finding.share)} of the step", "dim")] if finding.share else []
+    if not wide:
+        items.append((f"how: {how}", "magenta"))
+    sheet.flow(items, indent=9)
+    if finding.overlaps:
+        rules = ", ".join(dict.fromkeys(o.split("#")[0] for o in finding.overlaps))
+        sheet.say(f"overlaps the kernels of {rules}", style="dim", indent=9)
+    for sentence in finding.evidence[:2]:
+        sheet.say(sentence, style="dim", indent=9)
+
+
+def _rest(sheet: Sheet, report: Report) -> None:
+    sheet.gap()
+    titles = {entry.id: entry.title for entry in RULES}
+    if report.passed:
+        sheet.flow(
+            [p.message or titles.get(p.rule, p.rule) for p in report.passed], lead=[("Passed    ", "bold")], indent=10
+        )
+    if report.not_applicable:
+        for i, item in enumerate(report.not_applicable):
+            sheet.say(
+                f"{item.rule}: {item.reason}",
+                style="dim",
+                lead=[("Skipped   " if not i else " " * 10, "bold")],
+                indent=10,
+            )
+    for i, miss in enumerate(report.near_misses[:6]):
+        place = f" ({labels.source(miss.source)})" if miss.source else ""
+        at = f"{miss.module}: " if miss.module and miss.module not in miss.reason else ""
+        sheet.say(
+            f"{miss.rule} {at}{miss.reason}{place}", lead=[("Nearly    " if not i else " " * 10, "bold")], indent=10
+        )
+    if len(report.near_misses) > 6:
+        sheet.add((f"          and {len(report.near_misses) - 6} more", "dim"))
+
+
+def _footer(sheet: Sheet, report: Report) -> None:
+    lost = report.timeline.lost if report.timeline else ()
+    for i, sentence in enumerate(lost):
+        sheet.say(sentence, lead=[("Lost      " if not i else " " * 10, "bold yellow")], indent=10)
+    for i, warning in enumerate(report.warnings):
+        sheet.say(warning.message, lead=[("Warning   " if not i else " " * 10, "bold yellow")], indent=10)
+    if report.files:
+        sheet.flow(list(report.files), lead=[("Saved     ", "bold")], indent=10, gap="  ")
+    if steps := next_commands(report):
+        sheet.flow([(command, "cyan") for command in steps], lead=[("Next      ", "bold")], indent=10, gap="    ")
+
+
+def next_commands(report: Report) -> tuple[str, ...]:
+    """What to type next: a strategy that answers the largest finding and can run here, and that finding's page."""
+    worth = [f for f in report.findings if not f.footnote]
+    if report.attempts or not worth:
+        return ()
+    known = {entry.id for entry in STRATEGIES}
+    best = max(worth, key=_rank)
+    offered = [r for f in sorted(worth, key=_rank, reverse=True) for r in f.remedies if r in known]
+    if not report.environment.gpu:
+        offered = [r for r in offered if r != "cudagraph"] or offered
+    apply = (f"fusion-advisor apply --strategy {offered[0]}",) if offered and report.workload else ()
+    return (*apply, f"fusion-advisor explain {re.sub('#.*', '', best.rule)}")

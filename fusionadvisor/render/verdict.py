@@ -1,0 +1,76 @@
+"""The one sentence a report comes down to."""
+
+from fusionadvisor.render import labels
+from fusionadvisor.report.model import Report, Timing
+from fusionadvisor.units import number_us, percent, plural
+
+
+def of_step(report: Report) -> float:
+    """Time the savings are a part of, in µs: the measured latency, else the recorded steps."""
+    if report.latency:
+        return report.latency.median_ms * 1e3
+    return report.timeline.step_us * max(report.timeline.steps, 1) if report.timeline else 0.0
+
+
+def kernel_us(report: Report) -> float:
+    """Summed time of all kernels, in µs."""
+    return sum(device.kernel_us for device in report.timeline.devices) if report.timeline else 0.0
+
+
+def kernels(report: Report) -> int:
+    """Kernels on all devices."""
+    return sum(device.kernels for device in report.timeline.devices) if report.timeline else 0
+
+
+def could_save(report: Report) -> float:
+    """Upper end of what the findings could save together, in µs; never more than the step."""
+    total = sum(finding.saving.step_us.high for finding in labels.added_up(report.findings))
+    return min(total, of_step(report) or total)
+
+
+def of_findings(report: Report) -> str:
+    """The verdict of a profile or an analysis."""
+    if not kernels(report):
+        return f"No {labels.kernel_word(report)}s were recorded: there is nothing to judge"
+    if not report.findings:
+        return f"Nothing to fuse: {plural(len(report.passed), 'check')} passed"
+    if all(finding.footnote for finding in report.findings):
+        return "Nothing worth acting on: every finding is smaller than the noise of a step"
+    high, whole = could_save(report), of_step(report)
+    time = "CPU time" if labels.cpu_times(report) else "kernel time"
+    could = f"up to {_short(high)} of {_short(whole)} could go" if high >= 0.05 else ""
+    share = report.fusion.unfused_us / kernel_us(report) if kernel_us(report) else 0.0
+    if share >= 0.005:
+        head = f"{percent(share)} of the {time} is unfused work"
+        return f"{head}: {could}" if could else f"{head}, but removing it would not shorten the step"
+    return could[:1].upper() + could[1:] or f"{plural(len(report.findings), 'finding')}, none that shortens the step"
+
+
+def _short(us: float) -> str:
+    return f"{us / 1e6:.2f} s" if us >= 999_995 else f"{us / 1e3:.1f} ms" if us >= 9_999.5 else f"{number_us(us)} µs"
+
+
+def arms(report: Report) -> tuple[Timing, Timing] | None:
+    """The first timing before and the last timing after what was kept, else of the last attempt that was timed."""
+    timed = [a for a in report.attempts if a.before and a.after]
+    kept = [a for a in timed if a.kept] or timed[-1:]
+    if not kept or not kept[0].before or not kept[-1].after:
+        return None
+    return kept[0].before, kept[-1].after
+
+
+def of_attempts(report: Report) -> str:
+    """The verdict of an apply, without its figures."""
+    if not report.attempts:
+        return "Nothing was tried"
+    kept = [a for a in report.attempts if a.kept]
+    if report.result and kept:
+        low, high = report.result.ci95
+        band_low, band_high = report.result.aa_band
+        if low > max(band_high, 1.0):
+            return f"{labels.ratio(report.result.median)} faster"
+        if high < min(band_low, 1.0):
+            return f"{labels.ratio(1 / report.result.median)} slower"
+        return "No proven difference"
+    worst = next((a for a in report.attempts if labels.failed(a)), report.attempts[-1])
+    return f"Nothing was changed: {worst.strategy} {labels.ENDED[worst.outcome]}"

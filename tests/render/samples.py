@@ -1,0 +1,163 @@
+"""Reports made by hand, one for each face the renderers have to show. The figures add up."""
+
+from dataclasses import replace
+
+from fusionadvisor.report.model import (
+    Attempt,
+    DeviceSummary,
+    Environment,
+    Finding,
+    Fusion,
+    KernelCount,
+    KernelTable,
+    KindSummary,
+    LaunchBound,
+    NearMiss,
+    NotApplicable,
+    Passed,
+    Range,
+    Refusal,
+    Report,
+    Saving,
+    Sites,
+    Source,
+    Speedup,
+    TensorSpec,
+    TimelineSummary,
+    Timing,
+    Tool,
+    Verification,
+    Warning,
+    Workload,
+)
+
+TOOL = Tool("fusion-advisor", "0.1.0")
+CREATED = "2026-01-02T03:04:05+00:00"
+H100 = Environment(
+    gpu="NVIDIA H100 80GB HBM3", gpu_count=1, compute_capability="9.0", memory_gb=85.0, driver="580.82", cuda="13.0",
+    torch="2.13.0+cu130", python="3.11.7", cpu="a CPU", threads=8, peak_gbs=3350.0, copy_gbs=2850.0,
+)  # fmt: skip
+CPU = Environment(torch="2.13.0+cpu", python="3.11.7", cpu="a CPU", threads=2)
+
+BLOCK = Workload(
+    target="/home/someone/block.py", entry="build_model", model="Bottleneck",
+    inputs=(TensorSpec("x", (64, 256, 56, 56), "bfloat16", "channels_last", "cuda"),),
+    inputs_from="example_inputs", device="cuda", assumed=("dtype from the weights",),
+)  # fmt: skip
+
+
+def bound(low: float, high: float, likely: float | None = None) -> Saving:
+    between = Range(low, likely, high)
+    return Saving(between, between)
+
+
+FOLD = Finding(
+    id="FA101#1", rule="FA101", title="Fold batch norm into its convolution", module="bn1", saving=bound(90, 111, 104),
+    source=Source("/home/someone/block.py", 31), modules=("bn1", "bn2", "bn3"), instances=3, kernels=(1, 4, 7),
+    kernel_us=111.0, share=0.24, flow="proven", remedies=("fuse_modules", "compile"), snippet="fuse(conv1, bn1)",
+)  # fmt: skip
+EPILOGUE = Finding(
+    id="FA102#1", rule="FA102", title="Move the activation into the epilogue", module="relu", saving=bound(60, 120, 90),
+    source=Source("/home/someone/block.py", 35), modules=("relu",), instances=3, kernels=(2, 5, 9), kernel_us=165.0,
+    share=0.357, flow="proven", remedies=("compile",), overlaps=("FA103#1",),
+)  # fmt: skip
+CHAIN = Finding(
+    id="FA103#1", rule="FA103", title="Fuse the pointwise chain add→relu", module="", saving=bound(60, 74, 68),
+    source=Source("/home/someone/block.py", 41), modules=(), kernels=(8, 9), kernel_us=109.0, share=0.236,
+    flow="proven", evidence=("writes, then re-reads, 103 MB",), remedies=("compile", "torchscript"),
+)  # fmt: skip
+
+PROFILE = Report(
+    tool=TOOL, created=CREATED, command="profile", environment=H100, workload=BLOCK, source="/home/someone/block.py",
+    timeline=TimelineSummary(
+        basis="measured",
+        devices=(DeviceSummary(0, 100, 4580.0, 4700.0, 4580.0, 1, "NVIDIA H100 80GB HBM3"),),
+        steps=10, steps_from="ProfilerStep", step_us=470.0, launches=100,
+        by_kind=(
+            KindSummary("elementwise", 40, 2190.0), KindSummary("conv", 30, 1280.0), KindSummary("norm", 30, 1110.0),
+        ),
+        kernels=KernelTable(
+            total=2, index=(0, 1), name=("cudnn::conv", "bn_fw"), kind=("conv", "norm"), op=("aten::a", "aten::b"),
+            module=("conv1", "bn1"), source=("block.py:30", "block.py:31"), device=(0, 0), stream=(7, 7),
+            start_us=(0.0, 42.0), dur_us=(41.0, 37.0), group=(-1, 0), bytes=(6_150_000_000, 6_150_000_000),
+        ),
+    ),
+    latency=Timing(0.462, (0.4614, 0.4626), (0.462,) * 200),
+    fusion=Fusion(groups=4, unfused_us=1650.0, launch_bound=LaunchBound(7.9)),
+    findings=(FOLD, EPILOGUE, CHAIN),
+    near_misses=(NearMiss("FA101", "bn4", "conv4 has a forward hook", Source("/home/someone/train.py", 88)),),
+    passed=(Passed("FA301", "not launch-bound"), Passed("FA201", "no siblings on one input")),
+    not_applicable=(NotApplicable("FA107", "the model has no attention"),),
+)  # fmt: skip
+
+CPU_PROFILE = replace(
+    PROFILE,
+    environment=CPU,
+    workload=replace(
+        BLOCK, device="cpu", assumed=("eval() under no_grad", "4 images instead of 64, as there is no CUDA device"),
+        inputs=(TensorSpec("x", (4, 64, 56, 56), "float32"),),
+    ),
+    timeline=replace(PROFILE.timeline, stand_ins=True) if PROFILE.timeline else None,
+    latency=Timing(12.34, (12.24, 12.44), (12.34,) * 30),
+    warnings=(Warning("W01", "Two threads share this machine with other work: intervals are wide."),),
+)  # fmt: skip
+
+TRACE = replace(
+    PROFILE,
+    command="analyze", workload=None, source="/data/run 7/vit.json.gz", latency=None, near_misses=(),
+    environment=replace(H100, torch=None, copy_gbs=None),
+    timeline=TimelineSummary(
+        basis="recorded", devices=(DeviceSummary(0, 154, 1225.31, 7559.8, 1220.9, 1, "NVIDIA H100 80GB HBM3"),),
+        steps=1, steps_from="window", step_us=7559.8, linked_share=0.981, orphan_kernels=3, launches=151,
+        by_kind=(KindSummary("gemm", 72, 801.2), KindSummary("norm", 50, 219.7), KindSummary("elementwise", 32, 200.0)),
+        lost=("The file ends in the middle of an event; the last 3 kB could not be read.",),
+    ),
+    fusion=Fusion(groups=12, unfused_us=200.0, launch_bound=LaunchBound(7.95, None, "stacks were recorded")),
+    findings=(replace(CHAIN, module="ViT_0/Block_3", modules=("ViT_0/Block_3",), source=None, flow="assumed"),),
+)  # fmt: skip
+
+FOLDED = Attempt(
+    strategy="fuse_modules", outcome="same", kept=True, reason="eager cuDNN adds the folded bias in a kernel of its own",
+    findings=("FA101#1",), sites=Sites(matched=3, applied=3), kernels=KernelCount(10, 10, (("aten::batch_norm", 3),)),
+    verification=Verification("agrees", "cuda", 0.002, 1.02, 3.0, 4),
+    before=Timing(0.462, (0.4614, 0.4626), (0.462,) * 50), after=Timing(0.4611, (0.4605, 0.4617), (0.4611,) * 50),
+    speedup=Speedup(1.002, (0.998, 1.006), (0.99, 1.01)),
+)  # fmt: skip
+COMPILED = Attempt(
+    strategy="compile", outcome="faster", kept=True, findings=("FA101#1", "FA103#1"),
+    sites=Sites(matched=3, applied=3), kernels=KernelCount(10, 4, (("aten::add", 1), ("aten::relu", 3)), (("triton", 1),)),
+    verification=Verification("agrees", "cuda", 0.002, 0.97, 3.0, 4),
+    before=Timing(0.4611, (0.4605, 0.4617), (0.4611,) * 50), after=Timing(0.278, (0.2774, 0.2786), (0.278,) * 50),
+    speedup=Speedup(1.66, (1.655, 1.665), (0.99, 1.01)), compile_s=14.0, break_even_calls=76000,
+)  # fmt: skip
+APPLY = replace(
+    PROFILE, command="apply", attempts=(FOLDED, COMPILED), result=Speedup(1.66, (1.66, 1.67), (0.99, 1.01)),
+    files=("out/recipe.json", "out/load_optimized.py"),
+)  # fmt: skip
+
+NOT_TRIED = replace(
+    CPU_PROFILE, command="apply", result=None,
+    attempts=(
+        Attempt(
+            strategy="cudagraph", outcome="not_tried", reason="a CUDA graph needs a CUDA device, and there is none here",
+            notes=("Pre-flight: nothing in forward would stop a capture.",),
+        ),
+    ),
+)  # fmt: skip
+REFUSED = replace(
+    CPU_PROFILE, command="apply", result=None,
+    attempts=(
+        Attempt(
+            strategy="fuse_modules", outcome="refused", reason="no site is legal",
+            sites=Sites(0, 0, (Refusal("conv4, bn4", "conv4 has a forward hook, which a fold would skip",
+                                       Source("/home/someone/train.py", 88)),)),
+        ),
+    ),
+)  # fmt: skip
+EMPTY = Report(tool=TOOL, created=CREATED, command="analyze", source="empty.json",
+               timeline=TimelineSummary(basis="recorded"))  # fmt: skip
+
+ALL = {
+    "profile": PROFILE, "cpu_profile": CPU_PROFILE, "trace": TRACE, "apply": APPLY, "not_tried": NOT_TRIED,
+    "refused": REFUSED, "empty": EMPTY,
+}  # fmt: skip
