@@ -1,5 +1,7 @@
 """What was applied, as text for a terminal: before and after, each step with what it did, refusals in sentences."""
 
+from collections.abc import Sequence
+
 from fusionadvisor.render import labels, verdict
 from fusionadvisor.render.text import Piece, Sheet
 from fusionadvisor.report.model import Attempt, Report, Verification
@@ -18,6 +20,8 @@ STYLES = {
 }
 REFUSALS_SHOWN = 8
 INDENT = 5
+NARROW = 76
+"""Cells the whole table needs."""
 
 
 def attempts(sheet: Sheet, report: Report) -> None:
@@ -26,7 +30,8 @@ def attempts(sheet: Sheet, report: Report) -> None:
     _headline(sheet, report)
     sheet.gap()
     if any(a.before and a.after for a in report.attempts):
-        _columns(sheet)
+        words = f"{labels.kernel_word(report)}s"
+        _columns(sheet, ("", "strategy", "sites", words, "error", "median", "speed-up"))
     for number, attempt in enumerate(report.attempts, 1):
         _attempt(sheet, report, number, attempt)
     _findings(sheet, report)
@@ -57,28 +62,31 @@ def _agreement(found: Verification) -> str:
     return "outputs agree exactly" if found.max_error == 0 else f"outputs agree (largest error {found.max_error:.2g})"
 
 
-def _columns(sheet: Sheet) -> None:
-    row = ("  " + sheet.cell("", 3), sheet.cell("strategy", 14), sheet.cell("sites", 7), sheet.cell("kernels", 11),
-           sheet.cell("error vs eager", 16), sheet.cell("median", 20), "speed-up")  # fmt: skip
-    sheet.add(("".join(row), "dim"))
+def _columns(sheet: Sheet, cells: Sequence[str], *, style: str = "dim", last: str = "dim") -> None:
+    """Add a row of the table; a narrow terminal does without the columns that matter least."""
+    number, name, sites, kernels, error, median, gain = cells
+    row = [sheet.cell(sites, 7), sheet.cell(kernels, 11), sheet.cell(error, 8)] if sheet.width >= NARROW else []
+    sheet.add(
+        f"  {sheet.cell(number, 3)}", (sheet.cell(name, 14), style), *row, sheet.cell(median, 21), (gain, last)
+    )  # fmt: skip
 
 
 def _attempt(sheet: Sheet, report: Report, number: int, attempt: Attempt) -> None:
-    words = labels.OUTCOMES[attempt.outcome] + (", kept" if attempt.kept and attempt.outcome != "faster" else "")
+    words = labels.OUTCOMES[attempt.outcome] + (", kept" if attempt.kept else "")
     style = STYLES[attempt.outcome]
     if attempt.before and attempt.after:
         looked = attempt.sites.matched + len(attempt.sites.refused)
-        check = attempt.verification
-        counts = attempt.kernels
-        sheet.add(
-            f"  {sheet.cell(str(number), 3)}",
-            (sheet.cell(attempt.strategy, 14), "bold"),
-            sheet.cell(f"{attempt.sites.applied}/{looked}" if looked else "", 7),
-            sheet.cell(f"{counts.before} → {counts.after}" if counts else "", 11),
-            sheet.cell(labels.ratio(check.rmse_ratio) if check and check.rmse_ratio is not None else "", 16),
-            sheet.cell(labels.change(attempt.before.median_ms, attempt.after.median_ms), 20),
-            (labels.ratio(attempt.speedup.median) if attempt.speedup else "", style),
+        check, counts = attempt.verification, attempt.kernels
+        cells = (
+            str(number),
+            attempt.strategy,
+            f"{attempt.sites.applied}/{looked}" if looked else "",
+            f"{counts.before} → {counts.after}" if counts else "",
+            labels.ratio(check.rmse_ratio) if check and check.rmse_ratio is not None else "",
+            labels.change(attempt.before.median_ms, attempt.after.median_ms),
+            labels.ratio(attempt.speedup.median) if attempt.speedup else "",
         )
+        _columns(sheet, cells, style="bold", last=style)
         sheet.say(f"{words}{': ' if attempt.reason else ''}{attempt.reason}", style=style, indent=INDENT)
         _interval(sheet, attempt)
     else:

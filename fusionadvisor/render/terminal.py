@@ -136,7 +136,7 @@ def _step(sheet: Sheet, report: Report) -> None:
         items.append(f"{percent(report.fusion.graphed_share)} replayed from a graph")
     sheet.flow(items, lead=[("Step      ", "bold")], indent=10, gap="   ")
     bound = report.fusion.launch_bound
-    if bound.break_even_us is not None and not labels.cpu_times(report) and bound.share is None:
+    if bound.break_even_us is not None and report.latency is None and bound.share is None:
         known = f"; unknown here: {bound.reason}" if bound.reason else ""
         sheet.say(
             f"launch-bound if the CPU needs more than {bound.break_even_us:.2f} µs a kernel{known}",

@@ -117,7 +117,7 @@ TRACE = replace(
 )  # fmt: skip
 
 FOLDED = Attempt(
-    strategy="fuse_modules", outcome="same", kept=True, reason="eager cuDNN adds the folded bias in a kernel of its own",
+    strategy="fuse_modules", outcome="same", kept=True, reason="cuDNN adds the folded bias in a kernel of its own",
     findings=("FA101#1",), sites=Sites(matched=3, applied=3), kernels=KernelCount(10, 10, (("aten::batch_norm", 3),)),
     verification=Verification("agrees", "cuda", 0.002, 1.02, 3.0, 4),
     before=Timing(0.462, (0.4614, 0.4626), (0.462,) * 50), after=Timing(0.4611, (0.4605, 0.4617), (0.4611,) * 50),
@@ -125,7 +125,8 @@ FOLDED = Attempt(
 )  # fmt: skip
 COMPILED = Attempt(
     strategy="compile", outcome="faster", kept=True, findings=("FA101#1", "FA103#1"),
-    sites=Sites(matched=3, applied=3), kernels=KernelCount(10, 4, (("aten::add", 1), ("aten::relu", 3)), (("triton", 1),)),
+    sites=Sites(matched=3, applied=3),
+    kernels=KernelCount(10, 4, (("aten::add", 1), ("aten::relu", 3)), (("triton", 1),)),
     verification=Verification("agrees", "cuda", 0.002, 0.97, 3.0, 4),
     before=Timing(0.4611, (0.4605, 0.4617), (0.4611,) * 50), after=Timing(0.278, (0.2774, 0.2786), (0.278,) * 50),
     speedup=Speedup(1.66, (1.655, 1.665), (0.99, 1.01)), compile_s=14.0, break_even_calls=76000,
@@ -139,7 +140,8 @@ NOT_TRIED = replace(
     CPU_PROFILE, command="apply", result=None,
     attempts=(
         Attempt(
-            strategy="cudagraph", outcome="not_tried", reason="a CUDA graph needs a CUDA device, and there is none here",
+            strategy="cudagraph", outcome="not_tried",
+            reason="a CUDA graph needs a CUDA device, and there is none here",
             notes=("Pre-flight: nothing in forward would stop a capture.",),
         ),
     ),

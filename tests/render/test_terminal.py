@@ -1,0 +1,132 @@
+"""The terminal report: snapshots at two widths, and what must hold at any."""
+
+import io
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from fusionadvisor.render import terminal
+from fusionadvisor.render.terminal import compose, next_commands, render
+from fusionadvisor.report.model import Report
+from tests.render.samples import ALL, APPLY, CHAIN, CPU_PROFILE, PROFILE, TRACE, bound
+
+SNAPSHOTS = Path(__file__).parent / "snapshots"
+HOSTILE = "evil\x1b[31m\x1b]0;title\x07\u202egnp.exe\u2028next\r\n[bold]x[/bold]\x00"
+
+
+def text(report: Report, width: int = 100, *, ascii_only: bool = False) -> str:
+    return "".join(f"{line.plain}\n" for line in compose(report, width, ascii_only=ascii_only).lines)
+
+
+@pytest.mark.parametrize("width", [80, 100])
+@pytest.mark.parametrize("name", list(ALL))
+def test_snapshot(name: str, width: int) -> None:
+    file = SNAPSHOTS / f"{name}-{width}.txt"
+    if os.environ.get("UPDATE_SNAPSHOTS"):
+        file.write_text(text(ALL[name], width), encoding="utf-8")
+    assert text(ALL[name], width) == file.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 110])
+@pytest.mark.parametrize("name", list(ALL))
+def test_no_line_is_wider_than_the_terminal(name: str, width: int) -> None:
+    for line in compose(ALL[name], width).lines:
+        assert cell_len(line.plain) <= width, line.plain
+
+
+@pytest.mark.parametrize("name", list(ALL))
+def test_ascii_form_says_the_same_in_ascii(name: str) -> None:
+    plain = text(ALL[name], 80, ascii_only=True)
+    assert plain.isascii()
+    assert "?" not in plain
+    assert all(len(line) <= 80 for line in plain.splitlines())
+
+
+def test_names_from_a_trace_are_text() -> None:
+    finding = replace(CHAIN, title=HOSTILE, module=HOSTILE, modules=(HOSTILE,), evidence=(HOSTILE,))
+    out = io.StringIO()
+    render(replace(TRACE, source=HOSTILE, findings=(finding,)), Console(file=out, width=100, force_terminal=False))
+    printed = out.getvalue()
+    assert not {"\x1b", "\u202e", "\u2028", "\x00", "\r", "\x07"} & set(printed)
+    assert "[bold]x[/bold]" in printed
+    assert "title" not in printed.split("evil")[1].split("gnp")[0]
+
+
+@pytest.mark.parametrize(("env", "styled"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)])
+def test_colour_follows_the_terminal(monkeypatch: pytest.MonkeyPatch, env: dict[str, str], styled: bool) -> None:
+    for name in ("NO_COLOR", "FORCE_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    out = io.StringIO()
+    render(PROFILE, Console(file=out, width=80, force_terminal=env.get("TERM") != "dumb"))
+    assert ("\x1b[36m" in out.getvalue()) is styled
+    assert out.getvalue().isascii() is ("TERM" in env)
+
+
+def test_verdict_adds_only_what_adds_up() -> None:
+    # 111 + 74 of the two findings that own their kernels; the third shares one of them
+    assert "up to 185 µs of 462 µs could go" in text(PROFILE)
+    assert "36 % of the kernel time is unfused work" in text(PROFILE)  # 1650 of 4580 µs
+
+
+def test_verdict_never_exceeds_the_step() -> None:
+    report = replace(PROFILE, findings=(replace(CHAIN, saving=bound(100, 9000)),))
+    assert "up to 462 µs of 462 µs" in text(report)
+
+
+def test_findings_are_ranked_by_saving_whatever_their_order() -> None:
+    printed = text(replace(PROFILE, findings=PROFILE.findings[::-1]))
+    assert printed.index("FA101  Fold") < printed.index("FA103  Fuse") < printed.index("FA102  Move")
+
+
+def test_first_line_says_that_times_are_cpu_times() -> None:
+    first = text(CPU_PROFILE).splitlines()[0]
+    assert "no CUDA device here" in first
+    assert "CPU times" in first
+
+
+def test_a_profile_is_shown_for_one_step() -> None:
+    assert "10 kernels" in text(PROFILE)
+    assert "100 kernels" not in text(PROFILE)
+
+
+def test_a_trace_is_shown_as_recorded() -> None:
+    printed = text(TRACE)
+    assert "154 kernels" in printed
+    assert "launch-bound if the CPU needs more than 7.95 µs a kernel;" in printed
+    assert "unknown here: stacks were recorded" in " ".join(printed.split())
+
+
+def test_next_command_can_run_here() -> None:
+    graph = replace(CHAIN, rule="FA301", remedies=("cudagraph",), saving=bound(500, 900))
+    assert next_commands(replace(PROFILE, findings=(graph,)))[0].endswith("--strategy cudagraph")
+    assert next_commands(replace(CPU_PROFILE, findings=(graph, CHAIN)))[0].endswith("--strategy torchscript")
+    assert next_commands(TRACE) == ("fusion-advisor explain FA103",)
+
+
+def test_apply_shows_interval_control_and_agreement() -> None:
+    printed = text(APPLY)
+    assert "462.0 → 278.0 µs" in printed
+    assert "1.66× faster" in printed
+    assert "A/A 0.99–1.01" in printed
+    assert "outputs agree with fp64 (error 0.97× eager's)" in printed
+    assert "gone: aten::batch_norm ×3" in printed
+
+
+def test_a_speed_up_inside_the_control_band_is_not_claimed() -> None:
+    assert APPLY.result is not None
+    printed = text(replace(APPLY, result=replace(APPLY.result, median=1.02, ci95=(1.0, 1.04), aa_band=(0.95, 1.05))))
+    assert "No proven difference" in printed
+    assert "faster   (" not in printed
+
+
+def test_render_prints_what_compose_lays_out() -> None:
+    out = io.StringIO()
+    render(PROFILE, Console(file=out, width=300))
+    assert out.getvalue() == text(PROFILE, terminal.MAX_WIDTH)
