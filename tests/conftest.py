@@ -2,5 +2,5 @@
 
 import os
 
-# Before torch is imported: threads of several test processes on few cores wait for each other far longer than they work.
+# Before torch is imported: threads of several test processes on few cores mostly wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
