@@ -20,6 +20,6 @@ def load(source: str | Path | BinaryIO, *, stand_ins: bool = False) -> "Timeline
     Raises:
         InputError: If the file cannot be read, is no trace, or holds no GPU events.
     """
-    from fusionadvisor.trace.timeline import load_timeline
+    from fusionadvisor.trace.build import load_timeline
 
     return load_timeline(source, stand_ins=stand_ins)

@@ -6,8 +6,7 @@ device), ``ops`` (CPU ops), ``syncs`` (runtime calls in which the CPU waited).
 """
 
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 from fusionadvisor.report.model import Basis
 
@@ -50,6 +49,37 @@ OP_COLUMNS: dict[str, str] = {
     "concrete": "object",  # tuple of recorded scalar arguments as text, None where not recorded
     "module": "category",
     "source": "category",
+}
+
+MEMORY_COLUMNS: dict[str, str] = {
+    "start_ns": "int64",
+    "dur_ns": "int64",
+    "device": "int64",
+    "stream": "int64",
+    "name": "category",  # "Memcpy DtoH (Device -> Pinned)"
+    "kind": "category",  # memcpy | memset
+    "bytes": "int64",  # -1 where not recorded
+    "op": "category",
+    "op_id": "int64",
+    "launch_ns": "int64",
+    "correlation": "int64",
+    "graph_id": "int64",
+    "module": "category",
+    "source": "category",
+    "step": "int64",
+}
+
+SYNC_COLUMNS: dict[str, str] = {
+    "start_ns": "int64",
+    "dur_ns": "int64",
+    "pid": "int64",
+    "tid": "int64",
+    "name": "category",  # cudaDeviceSynchronize, cudaMemcpy, …
+    "op": "category",
+    "op_id": "int64",
+    "module": "category",
+    "source": "category",
+    "step": "int64",
 }
 
 LAUNCH_COLUMNS: dict[str, str] = {
@@ -122,8 +152,3 @@ class Timeline:
     rank: int | None = None
     versions: dict[str, str] = field(default_factory=dict)
     """Versions the trace states: torch, cuda, driver."""
-
-
-def load_timeline(source: str | Path | BinaryIO, *, stand_ins: bool = False) -> Timeline:
-    """See :func:`fusionadvisor.trace.load`."""
-    raise NotImplementedError

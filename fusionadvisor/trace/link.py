@@ -1,0 +1,221 @@
+"""Kernel to launch to op to forward op, module and source line, in columns.
+
+The correlation leads from a kernel to the runtime call that launched it; the innermost op on the calling thread made
+that call. An External id only settles what those leave open: it repeats in other processes, and where the profiler has
+no op it holds the correlation instead.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fusionadvisor.trace import frames
+from fusionadvisor.trace.events import Codes, Columns, Pool
+from fusionadvisor.trace.nesting import Nest, inherited, nested_order, thread_keys
+from fusionadvisor.trace.numbers import Ints
+from fusionadvisor.trace.reader import RawTrace
+
+Bools = npt.NDArray[np.bool_]
+LAUNCH = re.compile(r"Launch.*Kernel|LaunchKernel|GraphLaunch")
+GRAPH = re.compile(r"GraphLaunch")
+_BACKWARD = re.compile(
+    r"^autograd::engine::evaluate_function|^[A-Z]\w*Backward\d*(?:<.*>)?$|^torch::autograd::AccumulateGrad"
+)
+_OPTIMIZER = re.compile(r"^Optimizer\.")
+FORWARD, BACKWARD, OPTIMIZER = 0, 1, 2
+
+
+def matching(pool: Pool, pattern: re.Pattern[str]) -> Bools:
+    """Return for each name of a pool whether the pattern is found in it."""
+    return np.array([bool(pattern.search(name)) for name in pool] or [False], dtype=bool)
+
+
+@dataclass(frozen=True, slots=True)
+class Ops:
+    """CPU ops in nested order with what encloses them. ``phase`` is of the op itself; rows are those of the tables."""
+
+    columns: Columns
+    nest: Nest
+    forward: Ints
+    phase: Ints
+    module: Codes
+    source: Codes
+    modules: list[str]
+    sources: list[str]
+
+
+def link_ops(raw: RawTrace) -> Ops:
+    """Order the ops and find each one's enclosing op, forward op, module and source line."""
+    ops = raw.ops
+    keys = thread_keys(ops["pid"], ops["tid"])
+    order = nested_order(keys, ops["start"], ops["dur"])
+    ops.keep(order)
+    keys = keys[order]
+    nest = Nest(keys, ops["start"], ops["dur"])
+    backward = matching(raw.names, _BACKWARD)[ops["name"]] if len(ops) else np.zeros(0, dtype=bool)
+    # forward ops state thread 0; ops outside autograd state none
+    backward |= ops["forward_thread"] > 0
+    optimizer = matching(raw.names, _OPTIMIZER)[ops["name"]] if len(ops) else backward
+    phase = inherited(nest.parent, np.where(optimizer, OPTIMIZER, np.where(backward, BACKWARD, -1)))
+    phase[_inside(_only(raw.annotations, matching(raw.names, _OPTIMIZER)), keys, ops["start"])] = OPTIMIZER
+    forward = inherited(nest.parent, _forward_ops(ops, phase, raw.flows))
+    phase[phase < 0] = FORWARD
+    frame_rows, paths, sources, modules, lines = _frames(raw)
+    rows = frame_rows.find(keys, ops["start"]) if len(raw.python) else np.full(len(ops), -1, dtype=np.int64)
+    module, source = paths[rows], sources[rows]
+    borrow = (forward >= 0) & (module == 0)
+    module[borrow] = module[forward[borrow]]
+    borrow = (forward >= 0) & (source == 0)
+    source[borrow] = source[forward[borrow]]
+    return Ops(ops, nest, forward, phase, module, source, modules, lines)
+
+
+def _only(table: Columns, wanted: Bools) -> tuple[Ints, Ints, Ints]:
+    rows = np.flatnonzero(wanted[table["name"]]) if len(table) else np.zeros(0, dtype=np.int64)
+    return thread_keys(table["pid"][rows], table["tid"][rows]), table["start"][rows], table["dur"][rows]
+
+
+def _inside(spans: tuple[Ints, Ints, Ints], keys: Ints, moments: Ints) -> Bools:
+    order = nested_order(*spans)
+    nest = Nest(*(column[order] for column in spans))
+    return nest.find(keys, moments) >= 0
+
+
+def _forward_ops(ops: Columns, phase: Ints, flows: Columns) -> Ints:
+    """Return for a backward op the forward op of the same sequence number that began last before it."""
+    forward = np.full(len(ops), -1, dtype=np.int64)
+    numbered = ops["sequence"] >= 0
+    later, earlier = np.flatnonzero(numbered & (phase == BACKWARD)), np.flatnonzero(numbered & (phase != BACKWARD))
+    if len(later) and len(earlier):
+        keys = thread_keys(ops["pid"], ops["sequence"])
+        earlier = earlier[np.lexsort((ops["start"][earlier], keys[earlier]))]
+        # searching for (key, start): by key first, then by start within the key's run
+        first = np.searchsorted(keys[earlier], keys[later], side="left")
+        last = np.searchsorted(keys[earlier], keys[later], side="right")
+        for row, low, high in zip(later.tolist(), first.tolist(), last.tolist(), strict=True):
+            before = low + np.searchsorted(ops["start"][earlier[low:high]], ops["start"][row], side="left") - 1
+            if before >= low:
+                forward[row] = earlier[before]
+    _follow_flows(forward, ops, flows)
+    return forward
+
+
+def _follow_flows(forward: Ints, ops: Columns, flows: Columns) -> None:
+    """Link what has no sequence number by the arrows the profiler drew from forward to backward ops."""
+    if not len(flows) or not len(ops):
+        return
+    # several ops at one moment: the innermost comes last and stays
+    at = {place: row for row, place in enumerate(_places(ops))}
+    rows = [at.get(place, -1) for place in _places(flows)]
+    arrows = list(zip(rows, flows["id"].tolist(), flows["finish"].tolist(), strict=True))
+    begins = {flow: row for row, flow, finish in arrows if not finish}
+    for row, flow, finish in arrows:
+        if finish and row >= 0 and forward[row] < 0:
+            forward[row] = begins.get(flow, -1)
+
+
+def _places(table: Columns) -> Iterator[tuple[int, int, int]]:
+    return zip(table["pid"].tolist(), table["tid"].tolist(), table["start"].tolist(), strict=True)
+
+
+def _frames(raw: RawTrace) -> tuple[Nest, Codes, Codes, list[str], list[str]]:
+    """Return the frames' nest, each one's module path and source line as codes (a last row: none), and the texts."""
+    python = raw.python
+    keys = thread_keys(python["pid"], python["tid"])
+    order = nested_order(keys, python["start"], python["dur"])
+    python.keep(order)
+    nest = Nest(keys[order], python["start"], python["dur"])
+    paths, lines = Pool(), Pool()
+    paths[""], lines[""] = 0, 0
+    names = list(raw.python_names)
+    own_module = [name.removeprefix(frames.MODULE) if name.startswith(frames.MODULE) else "" for name in names]
+    own_line = [lines[frames.source_line(name)] for name in names]
+    path_of, line_of = [0] * (len(order) + 1), [0] * (len(order) + 1)
+    joined: dict[tuple[int, int], int] = {}
+    texts = [""]
+    for row, (name, parent) in enumerate(zip(python["name"].tolist(), nest.parent.tolist(), strict=True)):
+        outer = path_of[parent] if parent >= 0 else 0
+        if own_module[name]:
+            if (code := joined.get((outer, name))) is None:
+                text = f"{texts[outer]}/{_numbered(own_module[name])}".lstrip("/")
+                code = joined[outer, name] = paths[text]
+                if code == len(texts):
+                    texts.append(text)
+            path_of[row] = code
+        else:
+            path_of[row] = outer
+        line_of[row] = own_line[name] or (line_of[parent] if parent >= 0 else 0)
+    return nest, np.array(path_of, dtype=np.int32), np.array(line_of, dtype=np.int32), texts, list(lines)
+
+
+def _numbered(name: str) -> str:
+    head, _, number = name.rpartition("_")
+    return f"{head}#{number}" if head and number.isdigit() else name
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """Runtime calls in order of start, and the op that made each (-1 where unknown)."""
+
+    columns: Columns
+    op: Ints
+    launch: Bools
+    graph: Bools
+
+
+def link_calls(raw: RawTrace, ops: Ops) -> Calls:
+    """Order the runtime calls and find the op that made each."""
+    calls = raw.runtime
+    calls.keep(np.argsort(calls["start"], kind="stable"))
+    keys = thread_keys(calls["pid"], calls["tid"])
+    op = ops.nest.find(keys, calls["start"])
+    lone = np.flatnonzero((op < 0) & (calls["external_id"] > 0) & (calls["external_id"] != calls["correlation"]))
+    if len(lone):
+        op[lone] = _by_external_id(ops, calls["external_id"][lone], calls["start"][lone], calls["pid"][lone])
+    launch, graph = (
+        matching(raw.names, pattern)[calls["name"]] if len(calls) else np.zeros(0, dtype=bool)
+        for pattern in (LAUNCH, GRAPH)
+    )
+    return Calls(calls, op, launch, graph)
+
+
+def _by_external_id(ops: Ops, ids: Ints, moments: Ints, pid: Ints) -> Ints:
+    """Return the op with that External id in that process, if it was running at that moment."""
+    columns = ops.columns
+    keys = thread_keys(columns["pid"], columns["external_id"])
+    order = np.argsort(keys, kind="stable")
+    wanted = thread_keys(pid, ids)
+    at = np.searchsorted(keys[order], wanted)
+    found = order[np.minimum(at, len(order) - 1)] if len(order) else np.full(len(ids), -1)
+    if not len(order):
+        return found
+    fits = (keys[found] == wanted) & (ops.nest.start[found] <= moments) & (moments <= ops.nest.end[found])
+    return np.where(fits, found, -1)
+
+
+def launching_calls(gpu: Columns, calls: Calls) -> Ints:
+    """Return the row of the runtime call that put each GPU event on its device, -1 where the trace has none."""
+    correlations = calls.columns["correlation"]
+    known = np.flatnonzero(correlations > 0)
+    known = known[np.argsort(correlations[known], kind="stable")]
+    wanted = gpu["correlation"]
+    first = np.searchsorted(correlations[known], wanted, side="left")
+    count = np.searchsorted(correlations[known], wanted, side="right") - first
+    rows = np.full(len(gpu), -1, dtype=np.int64)
+    usable = (wanted > 0) & (count > 0)
+    rows[usable] = known[first[usable]]
+    # two processes count their correlations alike
+    for row in np.flatnonzero(usable & (count > 1)).tolist():
+        rows[row] = _likeliest(gpu, row, calls.columns, known[first[row] : first[row] + count[row]])
+    return rows
+
+
+def _likeliest(gpu: Columns, row: int, calls: Columns, candidates: Ints) -> int:
+    """Of calls with one correlation: of the same External id, then the last that began before the event."""
+    same = candidates[(calls["external_id"][candidates] == gpu["external_id"][row]) & (gpu["external_id"][row] >= 0)]
+    candidates = same if len(same) else candidates
+    before = candidates[calls["start"][candidates] <= gpu["start"][row]]
+    return int(before[-1] if len(before) else candidates[0])

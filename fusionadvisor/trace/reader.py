@@ -1,0 +1,304 @@
+"""Bytes to event columns: a trace is read in blocks cut between events, decoded, and kept as columns only.
+
+Memory is bounded by what is kept, not by the file. A block that does not decode goes to
+:mod:`fusionadvisor.trace.recover`.
+"""
+
+import gc
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from fusionadvisor.errors import InputError
+from fusionadvisor.trace import frames
+from fusionadvisor.trace.container import Container
+from fusionadvisor.trace.events import Columns, Event, GpuArgs, OpArgs, Pool, RuntimeArgs, decode_args, either
+from fusionadvisor.trace.numbers import column, parse_us
+from fusionadvisor.trace.recover import ARRAY_END, BOUNDARY, Losses, clean, recover
+
+KERNEL, MEMCPY, MEMSET = 0, 1, 2
+_GPU = {
+    "kernel": KERNEL, "Kernel": KERNEL, "concurrent_kernel": KERNEL,
+    "gpu_memcpy": MEMCPY, "Memcpy": MEMCPY, "gpu_memset": MEMSET, "Memset": MEMSET,
+}  # fmt: skip
+_TABLE_OF = {
+    "cuda_runtime": "runtime", "cuda_driver": "runtime", "Runtime": "runtime", "xpu_runtime": "runtime",
+    "cpu_op": "ops", "Operator": "ops", "user_annotation": "annotations", "python_function": "python",
+    **dict.fromkeys(_GPU, "gpu"),
+}  # fmt: skip
+_EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
+_LONGEST_HEADER = 64 << 20
+_LONGEST_TAIL = 16 << 20
+_LAST_ENDS = 4  # lists that may follow the events in one object, looked at from the last
+_DECODER = msgspec.json.Decoder(list[Event])
+_SPAN = ("name", "start", "dur", "pid", "tid")
+
+
+class RawTrace:
+    """The columns of a trace as recorded, unlinked: times in ns as written, names as codes into pools."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.header: dict[str, Any] = {}
+        self.lost: list[str] = []
+        self.events = 0
+        self.memory_recorded = False
+        self.unread_phases: set[str] = set()
+        self.gpu = Columns(*_SPAN, "kind", "device", "stream", "correlation", "bytes", "external_id")
+        self.runtime = Columns(*_SPAN, "correlation", "external_id")
+        self.ops = Columns(
+            *_SPAN, "external_id", "sequence", "forward_thread", "shapes", "dtypes", "strides", "concrete", "stack"
+        )
+        self.annotations = Columns(*_SPAN)
+        self.python = Columns(*_SPAN)
+        self.flows = Columns("start", "pid", "tid", "id", "finish")
+        self.names = Pool()
+        self.python_names = Pool()
+        self.texts = {key: Pool() for key in ("shapes", "dtypes", "strides", "concrete", "stack")}
+        self._threads = Pool()
+
+    def add(self, events: list[Event]) -> None:
+        """Keep what is needed of a block of events."""
+        tables: dict[str, list[Event]] = {
+            name: [] for name in ("gpu", "runtime", "ops", "annotations", "python", "flows")
+        }
+        of = {category: tables[table].append for category, table in _TABLE_OF.items()}
+        other = tables["flows"]
+        for event in events:
+            if event.ph == "X":
+                if (append := of.get(event.cat)) is not None:
+                    append(event)
+            elif event.cat == "fwdbwd":
+                other.append(event)
+            elif event.name == "[memory]":
+                self.memory_recorded = True
+        self.events += len(events)
+        if tables["gpu"]:
+            self._add_gpu(tables["gpu"])
+        if tables["runtime"]:
+            self._add_runtime(tables["runtime"])
+        if tables["ops"]:
+            self._add_ops(tables["ops"])
+        if tables["annotations"]:
+            self.annotations.add(**self._span(tables["annotations"], self.names))
+        if tables["python"]:
+            self._add_python(tables["python"])
+        if other:
+            self._add_flows(other)
+
+    def _span(self, events: list[Event], names: Pool) -> dict[str, Any]:
+        return {
+            "name": names.codes([event.name for event in events]),
+            "start": parse_us([event.ts for event in events]),
+            "dur": parse_us([event.dur for event in events]),
+            "pid": self._places([event.pid for event in events]),
+            "tid": self._places([event.tid for event in events]),
+        }
+
+    def _places(self, values: list[int | str]) -> Any:
+        """Processes and threads as numbers; those named in words count down from -2."""
+        if set(map(type, values)) == {int}:
+            return column(values)
+        numbers = column(values, default=-1)
+        for row in np.flatnonzero(numbers == -1):
+            numbers[row] = -2 - self._threads[values[row]]
+        return numbers
+
+    def _add_gpu(self, events: list[Event]) -> None:
+        args = decode_args(events, GpuArgs)
+        span = self._span(events, self.names)
+        device, stream = column(a.device for a in args), column(a.stream for a in args)
+        span.update(
+            kind=np.array([_GPU[event.cat] for event in events], dtype=np.int8),
+            device=either(device, span["pid"]),
+            stream=either(stream, span["tid"]),
+            correlation=column(a.correlation for a in args),
+            bytes=column(a.bytes for a in args),
+            external_id=either(column(a.external_id for a in args), column(a.external_id_2020 for a in args)),
+        )
+        self.gpu.add(**span)
+
+    def _add_runtime(self, events: list[Event]) -> None:
+        args = decode_args(events, RuntimeArgs)
+        self.runtime.add(
+            **self._span(events, self.names),
+            correlation=column(a.correlation for a in args),
+            external_id=either(column(a.external_id for a in args), column(a.external_id_2020 for a in args)),
+        )
+
+    def _add_ops(self, events: list[Event]) -> None:
+        args = decode_args(events, OpArgs)
+        span = self._span(events, self.names)
+        for key, pool in self.texts.items():
+            span[key] = pool.codes([bytes(getattr(a, key)) for a in args])
+        if any(a.shapes_2020 for a in args):
+            span["shapes"] = self.texts["shapes"].codes([bytes(a.shapes or a.shapes_2020) for a in args])
+        self.ops.add(
+            **span,
+            external_id=column(a.external_id for a in args),
+            sequence=column(a.sequence for a in args),
+            forward_thread=column(a.forward_thread for a in args),
+        )
+
+    def _add_python(self, events: list[Event]) -> None:
+        pool = self.python_names
+        kept = [event for event in events if frames.worth_keeping(event.name)]
+        if kept:
+            self.python.add(**self._span(kept, pool))
+
+    def _add_flows(self, events: list[Event]) -> None:
+        self.flows.add(
+            start=parse_us([event.ts for event in events]),
+            pid=self._places([event.pid for event in events]),
+            tid=self._places([event.tid for event in events]),
+            id=column(event.id for event in events),
+            finish=np.array([event.ph == "f" for event in events], dtype=bool),
+        )
+
+
+def read(container: Container) -> RawTrace:
+    """Read all events of an opened trace.
+
+    Raises:
+        InputError: If it is no trace, or nothing of it can be read.
+    """
+    raw = RawTrace(container.name)
+    with _no_gc():
+        document = _Document(container)
+        with container:
+            for events in document.event_lists():
+                raw.add(events)
+    raw.header = document.header()
+    raw.lost = [*container.lost, *document.lost()]
+    if not raw.events:
+        reason = raw.lost[0] if raw.lost else "its list of events is empty"
+        raise InputError(f"{raw.name} is not a trace that can be read: {_lower(reason)}", "Record it again.")
+    return raw
+
+
+def _lower(sentence: str) -> str:
+    return sentence[:1].lower() + sentence[1:].rstrip(".") + "."
+
+
+@contextmanager
+def _no_gc() -> Iterator[None]:
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+class _Document:
+    """The text around the list of events, and the list itself block by block."""
+
+    def __init__(self, container: Container) -> None:
+        self._name = container.name
+        self._blocks = container.blocks()
+        self._losses = Losses()
+        self._head = b""
+        self._tail = b""
+        self._ended = False
+
+    def event_lists(self) -> Iterator[list[Event]]:
+        """Yield the events of each block."""
+        rest = self._find_list()
+        wanted = 0
+        for block in self._blocks:
+            rest += block
+            if self._ended:
+                self._tail = rest[:_LONGEST_TAIL]
+                rest = self._tail
+                continue
+            if len(rest) < wanted:
+                continue
+            if (cut := _last_boundary(rest)) is None:
+                wanted = 2 * len(rest)  # an event as long as a block: look again when there is twice as much
+                continue
+            events, rest, wanted = *self._decode(rest[:cut], rest[cut:]), 0
+            yield events
+        if self._ended:
+            self._tail = rest
+            return
+        yield self._decode_last(rest)
+
+    def _decode(self, block: bytes, after: bytes) -> tuple[list[Event], bytes]:
+        try:
+            return _DECODER.decode(b"[" + block.rstrip(b" \t\r\n,") + b"]"), after
+        except (msgspec.MsgspecError, RecursionError):
+            found = recover(block, self._losses, final=False)
+            self._ended = found.ended
+            return found.events, found.rest + after
+
+    def _decode_last(self, rest: bytes) -> list[Event]:
+        text = rest.lstrip(b" \t\r\n,")
+        if text.startswith(b"]"):
+            self._ended, self._tail = True, text[1:]
+            return []
+        for candidate in (text, clean(text)):
+            for match in reversed(list(ARRAY_END.finditer(candidate))[-_LAST_ENDS:]):
+                try:
+                    events = _DECODER.decode(b"[" + candidate[: match.start() + 1] + b"]")
+                except (msgspec.MsgspecError, RecursionError):
+                    continue
+                self._ended, self._tail = True, candidate[match.end(1) :]
+                return events
+        found = recover(text, self._losses, final=True)
+        self._ended, self._tail = found.ended, found.rest
+        return found.events
+
+    def _find_list(self) -> bytes:
+        text = b""
+        for block in self._blocks:
+            searched = max(0, len(text) - 64)
+            text += block
+            start = text.lstrip(b"\xef\xbb\xbf \t\r\n")
+            if start.startswith(b"["):
+                return start[1:]
+            if match := _EVENTS.search(text, searched):
+                self._head = text[: match.end()]
+                return text[match.end() :]
+            if len(text) > _LONGEST_HEADER:
+                break
+        raise InputError(
+            f"{self._name} is not a trace: it has no list of traceEvents.",
+            "Export one with torch.profiler: profile.export_chrome_trace('trace.json').",
+        )
+
+    def header(self) -> dict[str, Any]:
+        """Return what stands around the list of events; empty for a bare list or where it cannot be read."""
+        head = self._head.lstrip(b"\xef\xbb\xbf")
+        for text in (head + b"]" + self._tail, clean(head + b"]" + self._tail), clean(head + b"]}")):
+            try:
+                found = msgspec.json.decode(text)
+            except (msgspec.MsgspecError, RecursionError):
+                continue
+            return found if isinstance(found, dict) else {}
+        return {}
+
+    def lost(self) -> list[str]:
+        """Say what was lost, one sentence each."""
+        losses, said = self._losses, []
+        if not self._ended:
+            said.append("The file is cut off: events after the last whole one are lost.")
+        if losses.dropped:
+            said.append(f"{losses.dropped} damaged events ({losses.dropped_bytes} bytes) could not be read.")
+        return said
+
+
+def _last_boundary(text: bytes) -> int | None:
+    window = 1 << 16
+    while True:
+        start = max(0, len(text) - window)
+        last = None
+        for match in BOUNDARY.finditer(text, start):
+            last = match.end()
+        if last is not None or start == 0:
+            return last
+        window *= 8

@@ -1,0 +1,185 @@
+"""What can be read of JSON that is no JSON: bad escapes, raw quotes, control characters, stray tokens, a file cut off.
+
+A block of events that does not decode is cleaned as a whole, then event by event; an event that still does not decode
+is picked apart field by field. What was lost is counted, so that it can be said.
+"""
+
+import re
+from dataclasses import dataclass
+
+import msgspec
+
+from fusionadvisor.trace.events import Event
+from fusionadvisor.trace.numbers import whole
+
+_KEYS = rb"ph|cat|name|pid|tid|ts|dur|id|args|s|bp|tts|tdur|cname"
+BOUNDARY = re.compile(rb'\}\s*,?\s*(?=\{\s*"(?:' + _KEYS + rb')"\s*:)')
+"""Between two events, whatever the order of their keys."""
+ARRAY_END = re.compile(rb'\}\s*(\])\s*(?=,\s*"|\}|\Z)')
+_ESCAPE = re.compile(rb'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})?')
+_CONTROL = bytes(range(32))
+_BLANKS = bytes.maketrans(_CONTROL, b" " * len(_CONTROL))
+_NO_NUMBER = re.compile(rb"(?<=[:,\[])\s*(?:[-+]?(?:nan|inf|infinity)|n/a|none|undefined)(?=\s*[,}\]])", re.IGNORECASE)
+_EXTRA_COMMA = re.compile(rb",(?=\s*[,}\]])")
+_DECODER = msgspec.json.Decoder(Event)
+_LIST = msgspec.json.Decoder(list[Event])
+_JOINED_PIECES = 8
+
+
+@dataclass(slots=True)
+class Losses:
+    """What recovery had to do, in events and bytes."""
+
+    repaired: int = 0
+    dropped: int = 0
+    dropped_bytes: int = 0
+
+
+@dataclass(slots=True)
+class Recovered:
+    """Events of a damaged block; ``rest`` is what follows its last whole event, ``ended`` whether the list ended."""
+
+    events: list[Event]
+    rest: bytes
+    ended: bool
+
+
+def recover(block: bytes, losses: Losses, *, final: bool) -> Recovered:
+    """Read what is whole of a block of events that is no valid JSON.
+
+    Args:
+        block: Text of events, starting at one; it may run past the end of the list.
+        losses: Where to count.
+        final: Whether nothing follows, so that an incomplete last event is lost and not merely continued.
+    """
+    cleaned = clean(block)
+    try:
+        events = _LIST.decode(b"[" + cleaned.strip().strip(b",") + b"]")
+    except (msgspec.MsgspecError, RecursionError):
+        return _by_event(block, losses, final=final)
+    losses.repaired += 1
+    return Recovered(events, b"", ended=False)
+
+
+def _by_event(block: bytes, losses: Losses, *, final: bool) -> Recovered:
+    cuts = [0, *(match.end() for match in BOUNDARY.finditer(block)), len(block)]
+    events: list[Event] = []
+    piece = 0
+    while piece < len(cuts) - 1:
+        start = cuts[piece]
+        event, end = _whole_event(block, start, cuts[piece + 1 : piece + 1 + _JOINED_PIECES], losses)
+        if event is not None:
+            events.append(event)
+            if end < 0:
+                return Recovered(events, block[-end:], ended=True)
+            piece = cuts.index(end, piece)
+            continue
+        last = piece == len(cuts) - 2
+        if last and not final:
+            return Recovered(events, block[start:], ended=False)
+        if (ended := _end_of_list(block, start)) is not None:
+            return Recovered(events, block[ended:], ended=True)
+        text = block[start : cuts[piece + 1]].strip(b" \t\r\n,")
+        if text:
+            losses.dropped += 1
+            losses.dropped_bytes += len(text)
+        piece += 1
+    return Recovered(events, b"", ended=False)
+
+
+def _whole_event(block: bytes, start: int, ends: list[int], losses: Losses) -> tuple[Event | None, int]:
+    """Return the event at ``start`` and where the next begins (negated: where the list ended)."""
+    for end in ends:
+        text = block[start:end]
+        if (event := _decode(text)) is not None:
+            return event, end
+        for match in ARRAY_END.finditer(text):
+            if (event := _decode(text[: match.start() + 1])) is not None:
+                return event, -(start + match.end(1))
+        if end == ends[0] and (event := _decode(clean(text))) is not None:
+            losses.repaired += 1
+            return event, end
+    text = block[start : ends[0]]
+    if (event := _pick_apart(text)) is not None:
+        losses.repaired += 1
+        return event, ends[0]
+    return None, ends[0]
+
+
+def _end_of_list(block: bytes, start: int) -> int | None:
+    text = block[start:].lstrip(b" \t\r\n,")
+    if text.startswith(b"]"):
+        return len(block) - len(text) + 1
+    return None
+
+
+def clean(text: bytes) -> bytes:
+    """Make the usual slips valid: encoding, control characters, escapes, words for no number, extra commas."""
+    text = text.decode("utf-8", "replace").encode().translate(_BLANKS)
+    text = _ESCAPE.sub(lambda match: match[0] if match[1] else rb"\\", text)
+    return _EXTRA_COMMA.sub(b"", _NO_NUMBER.sub(b"null", text))
+
+
+def _decode(text: bytes) -> Event | None:
+    text = text[text.find(b"{") : text.rfind(b"}") + 1]
+    if not text:
+        return None
+    try:
+        return _DECODER.decode(text)
+    except msgspec.ValidationError:
+        return _coerce(text)
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+
+
+def _coerce(text: bytes) -> Event | None:
+    """Decode an event some of whose fields have another type than they should."""
+    try:
+        fields = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+    event = Event()
+    for key in ("ph", "cat", "name"):
+        if key in fields:
+            value = msgspec.json.decode(fields[key])
+            setattr(event, key, value if isinstance(value, str) else "")
+    for key in ("pid", "tid", "id"):
+        if key in fields:
+            value = msgspec.json.decode(fields[key])
+            setattr(event, key, value if isinstance(value, int | str) else whole(value))
+    for key in ("ts", "dur"):
+        if key in fields:
+            setattr(event, key, fields[key].copy())
+    if bytes(fields.get("args", b"")).startswith(b"{"):
+        event.args = fields["args"].copy()
+    return event
+
+
+_TEXT = {
+    key: re.compile(
+        rb'"' + key.encode() + rb'"\s*:\s*"(.*?)"\s*(?=,\s*"(?:' + _KEYS + rb')"\s*:|\}\s*,?\s*\Z)', re.DOTALL
+    )
+    for key in ("ph", "cat", "name")
+}
+_NUMBER = {
+    key: re.compile(rb'"' + key.encode() + rb'"\s*:\s*"?(-?[\d.]+)') for key in ("pid", "tid", "ts", "dur", "id")
+}
+_ARGS = re.compile(rb'"(device|stream|correlation|bytes|External id|external id|Sequence number)"\s*:\s*(\d+)')
+
+
+def _pick_apart(text: bytes) -> Event | None:
+    """Read an event field by field where quotes inside its texts make it no JSON. It must be whole: from { to }."""
+    text = text.strip(b" \t\r\n,")
+    if not (text.startswith(b"{") and text.endswith(b"}")):
+        return None
+    event = Event()
+    for key, pattern in _TEXT.items():
+        if match := pattern.search(text):
+            setattr(event, key, match[1].decode("utf-8", "replace"))
+    for key, pattern in _NUMBER.items():
+        if match := pattern.search(text):
+            number = match[1].decode()
+            setattr(event, key, msgspec.Raw(match[1]) if key in ("ts", "dur") else whole(number))
+    pairs = [b'"%s": %s' % (match[1], match[2]) for match in _ARGS.finditer(text)]
+    event.args = msgspec.Raw(b"{" + b", ".join(pairs) + b"}")
+    return event if event.ph and event.ts else None

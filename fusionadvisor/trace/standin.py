@@ -1,0 +1,59 @@
+"""Where a trace has no GPU, leaf CPU ops stand in for kernels, so that everything downstream works on it.
+
+An op that only rearranges metadata runs no kernel. An op that is one kernel on a GPU counts whole, whatever it calls.
+"""
+
+import re
+
+import numpy as np
+import numpy.typing as npt
+
+from fusionadvisor.trace.link import Ops
+from fusionadvisor.trace.nesting import inherited
+
+_RANGES = ("autograd::", "torch::", "nn.Module::")
+_METADATA = re.compile(
+    r"^aten::(?:view|_unsafe_view|_reshape_alias|reshape|as_strided|t|transpose|permute|expand|expand_as|empty\w*|new_empty\w*|"
+    r"detach_?|alias|resolve_conj|resolve_neg|squeeze_?|unsqueeze_?|select|slice|narrow|split\w*|chunk|unbind|unfold|diagonal|"
+    r"view_as\w*|_view_func|lift_fresh|set_|resize_|resize_as_|is_\w+|result_type|size|stride|numel|item|movedim|swapaxes|"
+    r"swapdims|flatten|unflatten|adjoint|mT|mH|T|_nested_tensor_size|requires_grad_|output_nr|_version|data|broadcast_to|"
+    r"broadcast_tensors|can_cast|promote_types|real|imag|to|type_as|contiguous|conj|_conj|_neg_view|ravel|"
+    r"_has_compatible_shallow_copy_type|sym_\w+)$"
+)
+_PRIMARY = re.compile(
+    r"^aten::(?:addmm|_addmm_activation|mm|bmm|baddbmm|addmv|mv|dot|addbmm|_scaled_mm|_int_mm|"
+    r"mkldnn_convolution|thnn_conv2d|_slow_conv2d_forward|slow_conv3d_forward|_conv_depthwise2d|convolution_overrideable|"
+    r"convolution_backward|mkldnn_linear|mkldnn_rnn_layer|native_batch_norm|native_batch_norm_backward|native_layer_norm|"
+    r"native_layer_norm_backward|native_group_norm|native_group_norm_backward|_fused_rms_norm|_fused_rms_norm_backward|"
+    r"batch_norm_backward|_softmax|_log_softmax|_softmax_backward_data|"
+    r"_log_softmax_backward_data|_scaled_dot_product_\w+|_flash_attention_\w+|_efficient_attention_\w+|"
+    r"copy_|fill_|zero_|cat|index_select|index|_index_put_impl_|embedding|embedding_dense_backward|sum|mean|var|std|max|min|"
+    r"amax|amin|argmax|argmin|any|all|prod|norm|linalg_vector_norm|sort|topk|cumsum|nonzero|_unique2|nll_loss\w*|"
+    r"max_pool2d_with_indices\w*|avg_pool2d\w*|_adaptive_avg_pool2d\w*|native_dropout\w*|bernoulli_|normal_|uniform_|random_|"
+    r"arange|gather|scatter\w*|masked_fill_|_fused_\w+|_local_scalar_dense|clamp\w*|where|repeat_interleave)$"
+)
+
+
+def stand_in_rows(ops: Ops, names: list[str]) -> npt.NDArray[np.intp]:
+    """Return the rows of the ops that stand in for kernels: primary ops, else leaves; never metadata-only ones."""
+    code = ops.columns["name"]
+    if not len(code):
+        return np.zeros(0, dtype=np.intp)
+    parent = ops.nest.parent
+    runs = ["::" in name and not name.startswith(_RANGES) and not _METADATA.match(name) for name in names]
+    metadata = ~np.array(runs, dtype=bool)[code]
+    primary = np.array([bool(_PRIMARY.match(name)) for name in names], dtype=bool)[code]
+    # inside a primary op nothing counts by itself
+    inside = inherited(parent, np.where(primary, 1, -1)) > 0
+    absorbed = np.zeros(len(code), dtype=bool)
+    nested = parent >= 0
+    absorbed[nested] = inside[parent[nested]]
+    works = ~metadata & ~absorbed
+    # an op with a working descendant is not a leaf; metadata descendants do not count
+    busy_below = np.zeros(len(code), dtype=bool)
+    for row in np.flatnonzero(works & nested)[::-1].tolist():
+        above = parent[row]
+        while above >= 0 and not busy_below[above]:
+            busy_below[above] = True
+            above = parent[above]
+    return np.flatnonzero(works & (primary | ~busy_below))
