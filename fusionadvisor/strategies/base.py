@@ -11,14 +11,7 @@ from torch import nn
 from fusionadvisor.errors import InputError, did_you_mean
 from fusionadvisor.flow.graph import FlowGraph
 from fusionadvisor.report.model import Mode, Refusal
-
-
-@dataclass(frozen=True)
-class Call:
-    """The arguments of one call of the model."""
-
-    args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
+from fusionadvisor.workload.inputs import Call as Call
 
 
 @dataclass(frozen=True)
