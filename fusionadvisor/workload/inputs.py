@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from fusionadvisor.errors import InputError, did_you_mean
 from fusionadvisor.report.model import TensorSpec
+from fusionadvisor.workload.usercode import user_code
 
 
 @dataclass(frozen=True)
@@ -119,3 +122,179 @@ def spec_of(name: str, tensor: torch.Tensor) -> TensorSpec:
         name=name, shape=tuple(tensor.shape), dtype=dtype_name(tensor.dtype), layout=layout_of(tensor),
         device=tensor.device.type, low=low, high=high,
     )  # fmt: skip
+
+
+_SHORT_DTYPES = {
+    "f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16", "i64": "int64", "i32": "int32",
+    "i16": "int16", "i8": "int8", "u8": "uint8", "float": "float32", "double": "float64", "half": "float16",
+    "int": "int32", "long": "int64", "fp32": "float32", "fp16": "float16",
+}  # fmt: skip
+
+_SPEC = re.compile(
+    r"^\s*(?:(?P<name>[A-Za-z_][\w.]*)\s*=)?\s*(?P<dtype>[A-Za-z]\w*)?\s*\[(?P<shape>[\d,\s]*)\]"
+    r"\s*(?:<\s*(?P<high>\d+))?\s*(?P<layout>channels_last(?:_3d)?)?\s*$"
+)
+
+
+def parse_specs(texts: Sequence[str]) -> tuple[TensorSpec, ...]:
+    """Read ``--input`` specifications: ``x=float32[8,3,224,224]``, ``[8,3]``, ``ids=int64[8,128]<32000``.
+
+    Raises:
+        InputError: One does not read so, or its dtype is unknown.
+    """
+    return tuple(_parse_spec(text) for text in texts)
+
+
+def _parse_spec(text: str) -> TensorSpec:
+    match = _SPEC.match(text)
+    if not match:
+        raise InputError(
+            f"--input '{text}' cannot be read.", 'Write it as "x=float32[8,3,224,224]" or "ids=int64[8,128]<32000".'
+        )
+    given = match["dtype"] or "float32"
+    dtype = _SHORT_DTYPES.get(given, given)
+    if not isinstance(getattr(torch, dtype, None), torch.dtype):
+        raise InputError(f"--input '{text}': '{given}' is no dtype.", did_you_mean(given, DTYPES))
+    shape = tuple(int(size) for size in match["shape"].split(",") if size.strip())
+    return TensorSpec(
+        name=match["name"] or "", shape=shape, dtype=dtype, layout=match["layout"] or "contiguous",
+        high=float(int(match["high"]) - 1) if match["high"] else None,
+        low=0.0 if match["high"] else None,
+    )  # fmt: skip
+
+
+DTYPES = (
+    "float32", "float16", "bfloat16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool", "complex64",
+)  # fmt: skip
+
+
+class Given:
+    """Inputs from the user's code: a function that makes them, or a value.
+
+    A function that draws is called again under another seed, so that its inputs keep the meaning it gives them; what
+    comes out the same every time is drawn anew by what it looks like (see :func:`redraw`).
+    """
+
+    def __init__(self, value: Any, label: str, seed: int) -> None:
+        self._value, self._label, self._seed = value, label, seed
+
+    def draw(self, seed: int, names: Sequence[str]) -> Call:
+        """The inputs for a seed: 0 gives the user's own."""
+        own = self._make(0)
+        if seed == 0:
+            return own
+        fresh = dict(self._make(seed).tensors(names))
+        generator = torch.Generator().manual_seed(self._seed * 1_000_003 + seed)
+
+        def change(name: str, tensor: torch.Tensor) -> torch.Tensor:
+            drawn = fresh.get(name)
+            if drawn is not None and drawn is not tensor and not _same(drawn, tensor):
+                return drawn
+            return redraw(name, tensor, generator)
+
+        return own.map(change, names)
+
+    def _make(self, seed: int) -> Call:
+        if not callable(self._value) or isinstance(self._value, torch.Tensor):
+            return Call.of(self._value)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self._seed + seed)
+            with user_code(f"{self._label}() failed"):
+                value = self._value()
+        if value is None:
+            raise InputError(f"{self._label}() returned None.", "Return the tensors the model is called with.")
+        return Call.of(value)
+
+
+class Declared:
+    """Inputs from specifications: drawn, passed by position where the forward's order allows, else by name."""
+
+    def __init__(self, specs: Sequence[TensorSpec], seed: int) -> None:
+        self._specs, self._seed = specs, seed
+
+    def draw(self, seed: int, names: Sequence[str]) -> Call:
+        """The inputs for a seed."""
+        generator = torch.Generator().manual_seed(self._seed * 1_000_003 + seed)
+        args: list[torch.Tensor] = []
+        kwargs: dict[str, torch.Tensor] = {}
+        for position, spec in enumerate(self._specs):
+            tensor = draw(spec, generator)
+            in_place = not kwargs and spec.name in ("", _argument_name(position, names))
+            if in_place:
+                args.append(tensor)
+            else:
+                kwargs[spec.name or _argument_name(position, names)] = tensor
+        return Call(tuple(args), kwargs)
+
+
+def draw(spec: TensorSpec, generator: torch.Generator) -> torch.Tensor:
+    """A tensor as specified: standard normal floats, integers in the range, fair booleans."""
+    dtype: torch.dtype = getattr(torch, spec.dtype)
+    if dtype.is_floating_point or dtype.is_complex:
+        wide = torch.randn(
+            spec.shape, generator=generator, dtype=torch.complex64 if dtype.is_complex else torch.float32
+        )
+        tensor = wide.to(dtype)
+    elif dtype is torch.bool:
+        tensor = torch.randint(0, 2, spec.shape, generator=generator).bool()
+    else:
+        low, high = int(spec.low or 0), int(spec.high if spec.high is not None else 1)
+        tensor = torch.randint(low, high + 1, spec.shape, generator=generator).to(dtype)
+    if spec.layout.startswith("channels_last"):
+        tensor = tensor.contiguous(memory_format=getattr(torch, spec.layout))
+    return tensor
+
+
+def redraw(name: str, tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Other values of the kind a tensor holds, in its shape, dtype and layout.
+
+    What looks like structure stays as it is: masks, positions, lengths, anything with fewer than three distinct
+    values, infinite ones or an order.
+    """
+    if tensor.layout is not torch.strided or not tensor.numel() or "mask" in name or tensor.dtype is torch.bool:
+        return tensor
+    values = tensor.detach().cpu()
+    if values.is_complex():
+        fresh = torch.randn(values.shape, generator=generator, dtype=torch.complex64)
+    elif values.is_floating_point():
+        wide = values.double()
+        low, high = wide.min(), wide.max()
+        if not wide.isfinite().all() or (low < high and bool(((wide == low) | (wide == high)).all())):
+            return tensor
+        if low == high:  # zeros or ones stand for any input of that shape
+            fresh = torch.randn(values.shape, generator=generator)
+        elif low >= 0:
+            fresh = torch.rand(values.shape, generator=generator, dtype=torch.float64) * high
+        else:
+            fresh = torch.randn(values.shape, generator=generator, dtype=torch.float64) * wide.std() + wide.mean()
+    else:
+        ordered = values.dim() > 0 and values.shape[-1] > 2 and bool((values.diff(dim=-1) > 0).all())
+        if ordered or values.numel() == 1:
+            return tensor
+        fresh = torch.randint(int(values.min()), int(values.max()) + 1, values.shape, generator=generator)
+    result = torch.empty_like(tensor, requires_grad=False)
+    result.copy_(fresh)
+    return result.requires_grad_(tensor.requires_grad)
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other)
+
+
+def stack_to(calls: Sequence[Call], size: int, names: Sequence[str]) -> Call:
+    """One call of batch ``size`` from the rows of several calls; what has no batch dimension is the first call's."""
+    common = batch_size(calls[0])
+    others = [dict(call.tensors(names)) for call in calls]
+
+    def change(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.dim() == 0 or tensor.shape[0] != common:
+            return tensor
+        rows = torch.cat([other[name].detach() for other in others])[:size]
+        return rows.requires_grad_(tensor.requires_grad)
+
+    return calls[0].map(change, names)
+
+
+def batch_size(call: Call) -> int | None:
+    """Size of the leading dimension of the first tensor that has one."""
+    return next((tensor.shape[0] for _, tensor in call.tensors() if tensor.dim()), None)
