@@ -24,3 +24,16 @@ def write_atomically(path: Path, text: str) -> None:
             draft.unlink(missing_ok=True)
     except OSError as error:
         raise InputError(f"{path} cannot be written: {error.strerror}.", "Choose another place.") from None
+
+
+def append(path: Path, text: str) -> None:
+    """Add text at the end of a file.
+
+    Raises:
+        InputError: If the file cannot be written.
+    """
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error.strerror}.", "Choose another place.") from None

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from fusionadvisor.cli.options import ForceOption, Format, FormatOption, JsonOption
+from fusionadvisor.cli.options import FailOption, ForceOption, Format, FormatOption, JsonOption, MarkdownOption
 
 
 def analyze(
@@ -12,6 +12,8 @@ def analyze(
         str, typer.Argument(metavar="TRACE", help="A torch.profiler trace: .json, .json.gz, or - for standard input.")
     ],
     json: JsonOption = None,
+    markdown: MarkdownOption = None,
+    fail_on: FailOption = None,
     format: FormatOption = Format.text,
     force: ForceOption = False,
 ) -> int:
@@ -19,7 +21,7 @@ def analyze(
     from fusionadvisor import advisor
     from fusionadvisor.cli.output import Output, working
 
-    output = Output.checked(format, json, force)
+    output = Output.checked(format, force=force, fail_on=fail_on, json=json, markdown=markdown)
     with working() as say:
         report = advisor.analyze(trace, progress=say)
     output.emit(report)

@@ -16,6 +16,7 @@ from fusionadvisor.cli.options import (
     FormatOption,
     InputOption,
     JsonOption,
+    MarkdownOption,
     SeedOption,
     TrainOption,
     TrustOption,
@@ -43,6 +44,7 @@ def apply(
         Path | None, typer.Option("--save", metavar="DIR", help="Write the recipe of what was kept.")
     ] = None,
     json: JsonOption = None,
+    markdown: MarkdownOption = None,
     format: FormatOption = Format.text,
     force: ForceOption = False,
 ) -> int:
@@ -51,7 +53,7 @@ def apply(
     from fusionadvisor.cli.output import Output, working
 
     names = _strategies(strategy)
-    output = Output.checked(format, json, force)
+    output = Output.checked(format, force=force, json=json, markdown=markdown)
     if target is None:
         from fusionadvisor.render import labels
 

@@ -18,6 +18,16 @@ FormatOption = Annotated[
     Format, typer.Option("--format", help="What to print: a report to read, or the report as JSON and nothing else.")
 ]
 JsonOption = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the report as JSON.")]
+MarkdownOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--markdown", metavar="FILE", help="Also write Markdown; adds to $GITHUB_STEP_SUMMARY if that is FILE."
+    ),
+]
+FailOption = Annotated[
+    list[str] | None,
+    typer.Option("--fail-on", metavar="EXPR", help='Exit 1 if so: a rule, FA101, or a figure, "kernels>120".'),
+]
 ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite a file that this tool did not write.")]
 EntryOption = Annotated[
     str | None, typer.Option("--entry", metavar="NAME", help="The model's name in the target, where it holds several.")

@@ -2,15 +2,17 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fusionadvisor.cli import gate
+from fusionadvisor.cli.gate import Condition
 from fusionadvisor.cli.options import Format
 from fusionadvisor.errors import FusionAdvisorError, InputError
-from fusionadvisor.files import write_atomically
+from fusionadvisor.files import append, write_atomically
 from fusionadvisor.render.text import clean
 from fusionadvisor.report import codec
 
@@ -23,29 +25,91 @@ PIPE_WIDTH = 100
 """Columns of a report that is not printed on a terminal."""
 
 
+def _json(report: "Report") -> str:
+    return codec.to_json(report)
+
+
+def _markdown(report: "Report") -> str:
+    from fusionadvisor.render import markdown
+
+    return markdown.compose(report)
+
+
+def _is_json_report(path: Path) -> bool:
+    try:
+        codec.read(path)
+    except InputError:
+        return False
+    return True
+
+
+def _starts_as_markdown_report(path: Path) -> bool:
+    from fusionadvisor.render.markdown import MARK
+
+    with path.open("rb") as file:
+        return file.read(len(MARK)) == MARK.encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A form of the report that goes to a file."""
+
+    option: str
+    compose: Callable[["Report"], str]
+    own: Callable[[Path], bool]
+    """Whether a file is one that this tool wrote in this form."""
+
+
+KINDS = {
+    "json": Kind("--json", _json, _is_json_report),
+    "markdown": Kind("--markdown", _markdown, _starts_as_markdown_report),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Output:
     """What a command was asked to write. Made before the work starts, so that a bad file name costs nothing."""
 
     format: Format = Format.text
-    json_file: Path | None = None
+    files: tuple[tuple[Kind, Path], ...] = ()
+    conditions: tuple[Condition, ...] = ()
 
     @classmethod
-    def checked(cls, format: Format, json_file: Path | None, force: bool) -> "Output":
-        """Return the outputs, after making sure that the file can be written and is the tool's own or new.
+    def checked(
+        cls, format: Format, *, force: bool = False, fail_on: Sequence[str] | None = None, **files: Path | None
+    ) -> "Output":
+        """Return the outputs, after making sure that each file can be written and is the tool's own or new.
+
+        Args:
+            format: What goes to standard output.
+            force: Overwrite files that this tool did not write.
+            fail_on: Conditions that end the command with exit code 1.
+            **files: Where a form of :data:`KINDS` is written, None for nowhere.
 
         Raises:
-            InputError: If it cannot, or somebody else's file stands there and ``force`` is not given.
+            InputError: If a condition is not understood, a file cannot be written, or somebody else's stands there.
         """
-        if json_file is not None:
-            _check_target(json_file, force)
-        return cls(format, json_file)
+        wanted = tuple((KINDS[name], path) for name, path in files.items() if path is not None)
+        for kind, path in wanted:
+            _check_target(kind, path, force)
+        return cls(format, wanted, gate.parse(fail_on or ()))
 
     def emit(self, report: "Report") -> None:
-        """Write the report wherever it was asked for."""
-        if self.json_file is not None:
-            report = replace(report, files=(*report.files, str(self.json_file)))
-            write_atomically(self.json_file, codec.to_json(report))
+        """Write the report wherever it was asked for.
+
+        Raises:
+            GateError: After all is written, if a condition of ``--fail-on`` is met.
+        """
+        report = replace(report, files=(*report.files, *(str(path) for _, path in self.files)))
+        for kind, path in self.files:
+            if _is_step_summary(path):
+                append(path, kind.compose(report))
+            else:
+                write_atomically(path, kind.compose(report))
+        self._print(report)
+        gate.hold(self.conditions, report)
+
+    def _print(self, report: "Report") -> None:
         if self.format is Format.json:
             write(codec.to_json(report))
             for warning in report.warnings:
@@ -57,24 +121,24 @@ class Output:
             terminal.render(report, console)
 
 
-def _check_target(path: Path, force: bool) -> None:
+def _is_step_summary(path: Path) -> bool:
+    """GitHub's job summary is one file that the commands of a step add to."""
+    summary = os.environ.get("GITHUB_STEP_SUMMARY")
+    return bool(summary) and path.absolute() == Path(summary or "").absolute()
+
+
+def _check_target(kind: Kind, path: Path, force: bool) -> None:
     if path.is_dir():
-        raise InputError(f"{path} is a folder, not a file to write.", "Give a file name, as --json report.json.")
+        raise InputError(f"{path} is a folder, not a file to write.", f"Give {kind.option} a file name.")
     folder = path.absolute().parent
     if not folder.is_dir():
         raise InputError(f"The folder {folder} does not exist.", f"Make it first: mkdir -p {folder}")
     if not os.access(path if path.exists() else folder, os.W_OK):
         raise InputError(f"{path} cannot be written: permission denied.", "Choose another place.")
-    if path.is_file() and path.stat().st_size and not force and not _is_report(path):
+    if force or _is_step_summary(path) or not path.is_file() or not path.stat().st_size:
+        return
+    if not kind.own(path):
         raise InputError(f"{path} exists and is not a fusion-advisor report.", "Choose another name, or add --force.")
-
-
-def _is_report(path: Path) -> bool:
-    try:
-        codec.read(path)
-    except InputError:
-        return False
-    return True
 
 
 @contextmanager

@@ -8,11 +8,13 @@ import typer
 from fusionadvisor.cli.options import (
     DeviceOption,
     EntryOption,
+    FailOption,
     ForceOption,
     Format,
     FormatOption,
     InputOption,
     JsonOption,
+    MarkdownOption,
     SeedOption,
     TrainOption,
     TrustOption,
@@ -29,6 +31,8 @@ def profile(
     seed: SeedOption = 0,
     trust: TrustOption = False,
     json: JsonOption = None,
+    markdown: MarkdownOption = None,
+    fail_on: FailOption = None,
     format: FormatOption = Format.text,
     force: ForceOption = False,
 ) -> int:
@@ -38,7 +42,7 @@ def profile(
     from fusionadvisor.cli.output import Output, warn, working
     from fusionadvisor.errors import InputError
 
-    output = Output.checked(format, json, force)
+    output = Output.checked(format, force=force, fail_on=fail_on, json=json, markdown=markdown)
     with working() as say:
         report = advisor.profile(
             target, entry=entry, inputs=inputs or (), train=train, device=device, steps=steps, seed=seed, trust=trust,

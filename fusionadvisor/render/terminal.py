@@ -1,7 +1,6 @@
 """A report as text for a terminal: the verdict first, then what it rests on. Works from the report alone."""
 
 import os
-import re
 from typing import TYPE_CHECKING
 
 from fusionadvisor.catalog import RULES, STRATEGIES
@@ -105,12 +104,6 @@ def _steps_from(word: str) -> str:
     return {"window": "the whole window", "repetition": "by repetition"}.get(word, f"by {word}")
 
 
-def _per_step(report: Report) -> int:
-    """A live profile records identical steps, shown as one; a recorded trace is shown as it is."""
-    live = report.timeline is not None and report.timeline.basis != "recorded"
-    return max(report.timeline.steps, 1) if report.timeline and live else 1
-
-
 def _step(sheet: Sheet, report: Report) -> None:
     line = report.timeline
     if line is None or not verdict.kernels(report):
@@ -126,12 +119,12 @@ def _step(sheet: Sheet, report: Report) -> None:
         items.append(time_us(line.step_us))
     if (busy := _busy(report)) is not None:
         items.append(f"GPU busy {percent(busy)}")
-    items.append(plural(round(verdict.kernels(report) / _per_step(report)), labels.kernel_word(report)))
+    items.append(plural(round(verdict.kernels(report) / verdict.steps_shown(report)), labels.kernel_word(report)))
     moved = sum(b for b in line.kernels.bytes if b > 0)
     if moved and all(b >= 0 for b in line.kernels.bytes):
-        items.append(f"{size_bytes(moved / _per_step(report))} moved")
+        items.append(f"{size_bytes(moved / verdict.steps_shown(report))} moved")
     if report.fusion.syncs:
-        items.append((plural(round(report.fusion.syncs / _per_step(report)), "sync"), "yellow"))
+        items.append((plural(round(report.fusion.syncs / verdict.steps_shown(report)), "sync"), "yellow"))
     if report.fusion.graphed_share:
         items.append(f"{percent(report.fusion.graphed_share)} replayed from a graph")
     sheet.flow(items, lead=[("Step      ", "bold")], indent=10, gap="   ")
@@ -149,7 +142,7 @@ def _busy(report: Report) -> float | None:
         return None
     busy = sum(device.busy_us for device in report.timeline.devices)
     if report.latency:
-        return min(busy / _per_step(report) / (report.latency.median_ms * 1e3), 1.0)
+        return min(busy / verdict.steps_shown(report) / (report.latency.median_ms * 1e3), 1.0)
     span = sum(device.span_us for device in report.timeline.devices)
     return min(busy / span, 1.0) if span else None
 
@@ -157,7 +150,7 @@ def _busy(report: Report) -> float | None:
 def _kinds(sheet: Sheet, report: Report) -> None:
     if report.timeline is None or not report.timeline.by_kind:
         return
-    steps, total = _per_step(report), sum(kind.gpu_us for kind in report.timeline.by_kind) or 1.0
+    steps, total = verdict.steps_shown(report), sum(kind.gpu_us for kind in report.timeline.by_kind) or 1.0
     ranked = sorted(report.timeline.by_kind, key=lambda kind: -kind.gpu_us)
     rows = [(labels.KINDS.get(k.kind, k.kind), k.kernels, k.gpu_us) for k in ranked[:KINDS_SHOWN]]
     if rest := ranked[KINDS_SHOWN:]:
@@ -180,28 +173,22 @@ def _bar(share: float, width: int) -> str:
 
 
 def _findings(sheet: Sheet, report: Report) -> None:
-    worth = [f for f in report.findings if not f.footnote]
-    if not worth:
+    ranked = verdict.ranked(report)
+    if not ranked:
         return
     wide = sheet.width >= WIDE
     sheet.gap()
     title = "could save (bound)"
     room = sheet.width - 2 - len("Findings") - (HOW if wide else 0)
     sheet.add(("Findings", "bold"), (sheet.cell(title, room, right=True), "dim"), ("  how" if wide else "", "dim"))
-    ranked = sorted(worth, key=lambda f: (bool(f.overlaps), -_rank(f)))
     for finding in ranked[:FINDINGS_SHOWN]:
         _finding(sheet, finding, wide)
-    if more := len(ranked) - FINDINGS_SHOWN:
-        sheet.add(("" if more < 0 else f"  and {plural(more, 'smaller finding')} (all in --json)", "dim"))
+    if (more := len(ranked) - FINDINGS_SHOWN) > 0:
+        sheet.add((f"  and {plural(more, 'smaller finding')} (all in --json)", "dim"))
     if notes := [f for f in report.findings if f.footnote]:
         names = [f"{f.rule} {labels.where(f, 2)}" for f in notes[:4]]
         more_notes = [f"{len(notes) - 4} more"] if len(notes) > 4 else []
         sheet.flow([(n, "dim") for n in (*names, *more_notes)], lead=[("  too small to act on: ", "dim")], indent=9)
-
-
-def _rank(finding: Finding) -> float:
-    step = finding.saving.step_us
-    return step.likely if step.likely is not None else step.high
 
 
 def _finding(sheet: Sheet, finding: Finding, wide: bool) -> None:
@@ -269,13 +256,12 @@ def _footer(sheet: Sheet, report: Report) -> None:
 
 def next_commands(report: Report) -> tuple[str, ...]:
     """What to type next: a strategy that answers the largest finding and can run here, and that finding's page."""
-    worth = [f for f in report.findings if not f.footnote]
-    if report.attempts or not worth:
+    ranked = verdict.ranked(report)
+    if report.attempts or not ranked:
         return ()
     known = {entry.id for entry in STRATEGIES}
-    best = max(worth, key=_rank)
-    offered = [r for f in sorted(worth, key=_rank, reverse=True) for r in f.remedies if r in known]
+    offered = [remedy for finding in ranked for remedy in finding.remedies if remedy in known]
     if not report.environment.gpu:
-        offered = [r for r in offered if r != "cudagraph"] or offered
+        offered = [remedy for remedy in offered if remedy != "cudagraph"] or offered
     apply = (f"fusion-advisor apply --strategy {offered[0]}",) if offered and report.workload else ()
-    return (*apply, f"fusion-advisor explain {re.sub('#.*', '', best.rule)}")
+    return (*apply, f"fusion-advisor explain {ranked[0].rule}")

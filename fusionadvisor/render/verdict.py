@@ -1,7 +1,7 @@
 """The one sentence a report comes down to."""
 
 from fusionadvisor.render import labels
-from fusionadvisor.report.model import Report, Timing
+from fusionadvisor.report.model import Finding, Report, Timing
 from fusionadvisor.units import number_us, percent, plural
 
 
@@ -20,6 +20,23 @@ def kernel_us(report: Report) -> float:
 def kernels(report: Report) -> int:
     """Kernels on all devices."""
     return sum(device.kernels for device in report.timeline.devices) if report.timeline else 0
+
+
+def steps_shown(report: Report) -> int:
+    """By how many steps figures are divided: a live profile records equal steps, a trace is shown as it is."""
+    live = report.timeline is not None and report.timeline.basis != "recorded"
+    return max(report.timeline.steps, 1) if report.timeline and live else 1
+
+
+def ranked(report: Report) -> list[Finding]:
+    """The findings worth acting on, the largest saving first, those that share others' kernels last."""
+    worth = [f for f in report.findings if not f.footnote]
+    return sorted(worth, key=lambda f: (bool(f.overlaps), -_expected(f)))
+
+
+def _expected(finding: Finding) -> float:
+    step = finding.saving.step_us
+    return step.likely if step.likely is not None else step.high
 
 
 def could_save(report: Report) -> float:

@@ -12,6 +12,7 @@ import pytest
 import fusionadvisor
 from fusionadvisor.cli import app
 from fusionadvisor.errors import EnvironmentUnfitError
+from fusionadvisor.render.markdown import MARK
 from fusionadvisor.report import codec
 from fusionadvisor.report.model import Warning
 from tests.cli.conftest import Advisor, Cli
@@ -130,6 +131,21 @@ def test_json_file_that_cannot_be(cli: Cli, advisor: Advisor, file: str, said: s
     assert ran.code == 2
     assert said in ran.err
     assert ran.out == ""
+
+
+def test_job_summary_is_added_to(cli: Cli, advisor: Advisor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    summary = tmp_path / "summary.md"
+    summary.write_text("# What another command said\n")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    assert cli("profile", "x.py", "--markdown", str(summary)).code == 0
+    assert summary.read_text().startswith("# What another command said\n<!-- fusion-advisor report -->\n")
+    other = tmp_path / "notes.md"
+    other.write_text("mine")
+    assert cli("profile", "x.py", "--markdown", str(other)).code == 2
+    assert other.read_text() == "mine"
+    assert cli("profile", "x.py", "--markdown", "new.md").code == 0
+    assert cli("profile", "x.py", "--markdown", "new.md").code == 0
+    assert (tmp_path / "new.md").read_text().count(MARK) == 1
 
 
 def test_apply_takes_the_last_profile_and_never_its_trust(cli: Cli, advisor: Advisor, tmp_path: Path) -> None:
