@@ -123,6 +123,10 @@ class KernelTable:
     """Index of the group a kernel belongs to, -1 for none."""
     bytes: tuple[int, ...] = ()
     """External bytes the kernel's op reads and writes, -1 where unknown."""
+    step: tuple[int, ...] = ()
+    """Index of the step a kernel belongs to, -1 outside all."""
+    shapes: tuple[str, ...] = ()
+    """Input shapes of the op, ``[8,64] [64]``; empty where not recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +157,8 @@ class TimelineSummary:
     orphan_kernels: int = 0
     launches: int = 0
     graph_launches: int = 0
+    rank: int | None = None
+    """Which process of a distributed job recorded this; None where the trace does not say."""
     by_kind: tuple[KindSummary, ...] = ()
     lost: tuple[str, ...] = ()
     kernels: KernelTable = field(default_factory=KernelTable)
@@ -175,6 +181,8 @@ class Fusion:
     groups: int = 0
     unfused_us: float = 0.0
     """Time of the kernels in groups of two or more that could be one."""
+    unfused_bytes: int | None = None
+    """Bytes a step that these kernels write only for each other to read; None where shapes are unknown."""
     fused_share: float = 0.0
     """Share of kernel time in kernels that are already fused."""
     graphed_share: float = 0.0
@@ -354,6 +362,8 @@ class Attempt:
     speedup: Speedup | None = None
     compile_s: float | None = None
     break_even_calls: int | None = None
+    graph_breaks: int | None = None
+    """Places where a compiler gave up on one graph; None where nothing was compiled."""
     notes: tuple[str, ...] = ()
 
 
