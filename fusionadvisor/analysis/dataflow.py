@@ -1,0 +1,264 @@
+"""Dataflow: the nodes of a timeline and what feeds what, proven by a FlowGraph or assumed from shapes."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from fusionadvisor.analysis.infer import Pool, Signature, signature
+from fusionadvisor.analysis.nodes import Flow, Node, Tensor, kind_of, normal
+from fusionadvisor.flow.graph import FlowGraph, Op
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from fusionadvisor.trace.timeline import Timeline
+
+
+@dataclass(frozen=True)
+class Dataflow:
+    """Nodes in order of time, with the edges between them."""
+
+    nodes: tuple[Node, ...]
+    flow: Flow
+    shaped: bool = True
+    """The recording has the shapes that flow rests on."""
+
+    @cached_property
+    def users(self) -> tuple[tuple[int, ...], ...]:
+        """For each node, the nodes that read what it made, in order."""
+        found: list[list[int]] = [[] for _ in self.nodes]
+        for node in self.nodes:
+            for source in dict.fromkeys(node.sources):
+                if source >= 0:
+                    found[source].append(node.index)
+        return tuple(map(tuple, found))
+
+    @cached_property
+    def readers(self) -> dict[tuple[int, int], tuple[int, ...]]:
+        """For each (step, input identity), the nodes that read it."""
+        found: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for node in self.nodes:
+            for identity in dict.fromkeys(node.inputs):
+                found[node.step, identity].append(node.index)
+        return {k: tuple(v) for k, v in found.items()}
+
+    def producer(self, node: Node, argument: int) -> Node | None:
+        """The node that made an argument, None where it came from outside or is unknown."""
+        if argument >= len(node.sources) or node.sources[argument] < 0:
+            return None
+        return self.nodes[node.sources[argument]]
+
+    def consumers(self, node: Node) -> tuple[Node, ...]:
+        """The nodes that read what this one made."""
+        return tuple(self.nodes[i] for i in self.users[node.index])
+
+    def sole_user(self, node: Node) -> Node | None:
+        """The one node that reads this one's result, None where there are more, none, or somebody outside."""
+        users = self.users[node.index]
+        return self.nodes[users[0]] if len(users) == 1 and not node.escapes else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The kernel table as plain lists: a rule looks at single kernels, for which a DataFrame is slow."""
+
+    us: list[float]
+    kind: list[str]
+    op: list[str]
+    op_id: list[int]
+    module: list[str]
+    source: list[str]
+    phase: list[str]
+    step: list[int]
+    flow_op: list[int]
+    lane: list[tuple[int, int]]
+    graphed: list[bool]
+
+    @staticmethod
+    def of(kernels: "pd.DataFrame") -> "_Rows":
+        def text(column: str) -> list[str]:
+            return [str(v) for v in kernels[column].astype(object).tolist()]
+
+        return _Rows(
+            (kernels["dur_ns"].to_numpy() / 1e3).tolist(), text("kind"), text("op"), kernels["op_id"].tolist(),
+            text("module"), text("source"), text("phase"), kernels["step"].tolist(), kernels["flow_op"].tolist(),
+            list(zip(kernels["device"].tolist(), kernels["stream"].tolist(), strict=True)),
+            (kernels["graph_id"].to_numpy() >= 0).tolist(),
+        )  # fmt: skip
+
+
+def build(timeline: "Timeline", flow: FlowGraph | None = None) -> Dataflow:
+    """Return the nodes of a timeline. With a FlowGraph, kernels that name one of its ops get its proven flow."""
+    rows = _Rows.of(timeline.kernels)
+    batches = _batches(rows, use_flow=flow is not None)
+    ancestry = _Ancestry(timeline.ops)
+    if flow is not None and any(op >= 0 for op in rows.flow_op):
+        return _proven(rows, batches, ancestry, flow)
+    return _assumed(rows, batches, ancestry, timeline.ops)
+
+
+def _batches(rows: _Rows, *, use_flow: bool) -> list[list[int]]:
+    """Kernel rows of one op together, in the order of their first kernel."""
+    found: dict[tuple[int, ...], list[int]] = {}
+    for i, op_id in enumerate(rows.op_id):
+        if use_flow and rows.flow_op[i] >= 0:
+            key: tuple[int, ...] = (0, rows.step[i], rows.flow_op[i])
+        else:
+            key = (1, op_id) if op_id >= 0 else (2, i)
+        found.setdefault(key, []).append(i)
+    return list(found.values())
+
+
+class _Ancestry:
+    """The outermost op around an op: ``aten::linear`` around the ``aten::addmm`` that launched a kernel."""
+
+    def __init__(self, ops: "pd.DataFrame") -> None:
+        self._parent: list[int] = ops["parent"].tolist()
+        names = ops["name"]
+        self._names: list[Any] = names.astype(object).tolist()
+        self._known: dict[int, str] = {}
+
+    def name(self, op_id: int) -> str:
+        """The op's own name as recorded."""
+        return str(self._names[op_id])
+
+    def outer(self, op_id: int) -> str:
+        """The name of the outermost aten op around it, normalised; its own where there is none."""
+        if op_id < 0:
+            return ""
+        if op_id not in self._known:
+            top, at = op_id, op_id
+            while at >= 0:
+                if str(self._names[at]).startswith("aten::"):
+                    top = at
+                at = self._parent[at]
+            self._known[op_id] = normal(str(self._names[top]))[0]
+        return self._known[op_id]
+
+
+def _assumed(rows: _Rows, batches: list[list[int]], ancestry: _Ancestry, ops: "pd.DataFrame") -> Dataflow:
+    columns = [ops[c].tolist() for c in ("shapes", "dtypes", "strides", "concrete")]
+    known: dict[tuple[Any, ...], Signature] = {}
+    pools: dict[int, Pool] = defaultdict(Pool)
+    nodes: list[Node] = []
+    shaped = False
+    for batch in batches:
+        row = batch[0]
+        op_id = rows.op_id[row]
+        outer = ancestry.outer(op_id)
+        if op_id >= 0:
+            key = (ancestry.name(op_id), outer, *(c[op_id] for c in columns))
+            found = known.get(key)
+            if found is None:
+                found = known[key] = signature(key[0], key[2], key[3], key[4], key[5], outer)
+            shaped = shaped or bool(found.reads)
+        else:
+            found = Signature(normal(rows.op[row])[0], False, (), ())
+        pool = pools[rows.step[row]]
+        sources, inputs = _trace_reads(pool, found, len(nodes))
+        nodes.append(_node(len(nodes), rows, batch, found, sources, inputs, outer))
+    return Dataflow(tuple(nodes), "assumed", shaped)
+
+
+def _trace_reads(pool: Pool, found: Signature, index: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Match an op's arguments with earlier results, then add its own."""
+    sources, inputs = [], []
+    taken: set[tuple[int, int]] = set()
+    first = None
+    for at, tensor in enumerate(found.reads):
+        made = None if at in found.weights else pool.read(tensor, found.op, taken)
+        if made is None:
+            sources.append(-1)
+            inputs.append(pool.outside(tensor))
+        else:
+            taken.add((made.node, made.slot))
+            sources.append(made.node)
+            inputs.append(made.node * 8 + made.slot)
+        first = made if at == 0 else first
+    if found.inplace:
+        pool.overwrite(first)
+    pool.write(index, found.op, found.writes, found.reads)
+    return tuple(sources), tuple(inputs)
+
+
+def _node(
+    index: int,
+    rows: _Rows,
+    batch: list[int],
+    found: Signature,
+    sources: tuple[int, ...],
+    inputs: tuple[int, ...],
+    outer: str,
+    *,
+    escapes: bool = False,
+) -> Node:
+    row = batch[0]
+    kind = kind_of(found.op, {rows.kind[i] for i in batch}, found.reads, found.writes)
+    return Node(
+        index=index, op=found.op, kind=kind, kernels=tuple(batch), us=sum(rows.us[i] for i in batch),
+        reads=found.reads, writes=found.writes, sources=sources, inputs=inputs, inplace=found.inplace, outer=outer,
+        arguments=found.arguments, module=rows.module[row], source=rows.source[row], phase=rows.phase[row],
+        step=rows.step[row], lane=rows.lane[row], graphed=rows.graphed[row], escapes=escapes,
+        flow_op=rows.flow_op[row],
+    )  # fmt: skip
+
+
+def _proven(rows: _Rows, batches: list[list[int]], ancestry: _Ancestry, flow: FlowGraph) -> Dataflow:
+    roots = _Roots(flow)
+    made: dict[tuple[int, int], int] = {}
+    nodes: list[Node] = []
+    for batch in batches:
+        row = batch[0]
+        step, at = rows.step[row], rows.flow_op[row]
+        outer = ancestry.outer(rows.op_id[row])
+        if not 0 <= at < len(flow.ops):
+            name = normal(rows.op[row])[0]
+            nodes.append(_node(len(nodes), rows, batch, Signature(name, False, (), ()), (), (), outer))
+            continue
+        op = flow.ops[at]
+        values = [roots.of(v) for v in op.reads]
+        sources = tuple(-1 if (p := flow.producer(v)) is None else made.get((step, p.index), -1) for v in values)
+        escapes = any(flow.escapes(v) for v in op.writes)
+        nodes.append(
+            _node(len(nodes), rows, batch, _recorded(op, flow), sources, tuple(values), outer, escapes=escapes)
+        )
+        made[step, at] = len(nodes) - 1
+    return Dataflow(tuple(nodes), "proven")
+
+
+class _Roots:
+    """A value behind its views: the state some op computed, or what the run was given."""
+
+    def __init__(self, flow: FlowGraph) -> None:
+        self._flow = flow
+        self._known: dict[int, int] = {}
+
+    def of(self, value: int) -> int:
+        """Follow views back to the value they look at."""
+        if value not in self._known:
+            at = value
+            while (op := self._flow.producer(at)) is not None and op.view and op.reads:
+                at = op.reads[0]
+            self._known[value] = at
+        return self._known[value]
+
+
+def _recorded(op: Op, flow: FlowGraph) -> Signature:
+    name, inplace = normal(op.name)
+    reads = tuple(_tensor(flow, v) for v in op.reads)
+    writes = tuple(_tensor(flow, v) for v in op.writes)
+    if name == "copy" and len(reads) == 2:  # copy_(target, source): the target is written, not read
+        return Signature(name, True, reads, writes, op.arguments)
+    return Signature(name, inplace and bool(op.mutates), reads, writes, op.arguments)
+
+
+def _tensor(flow: FlowGraph, value: int) -> Tensor:
+    found = flow.values[value]
+    return Tensor(found.shape, found.dtype, found.strides, found.itemsize)
+
+
+def in_step(nodes: tuple[Node, ...], step: int) -> Iterator[Node]:
+    """The nodes of one step."""
+    return (n for n in nodes if n.step == step)

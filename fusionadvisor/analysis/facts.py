@@ -1,0 +1,137 @@
+"""Facts: everything a rule may ask about one timeline, computed when first asked for."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from fusionadvisor.analysis import cost, devices
+from fusionadvisor.analysis.dataflow import Dataflow, build
+from fusionadvisor.analysis.groups import Group, Stretch, describe, groups, stretches
+from fusionadvisor.analysis.launch import Launch, study
+from fusionadvisor.analysis.nodes import Node
+from fusionadvisor.analysis.quantities import busy_us, by_step, span_us
+from fusionadvisor.flow.graph import FlowGraph
+from fusionadvisor.report.model import Range
+
+if TYPE_CHECKING:
+    from fusionadvisor.trace.timeline import Timeline
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A timeline, what is known of its data flow, and the quantities that follow.
+
+    Args:
+        timeline: What ran.
+        flow: The recording of a live run, None for a trace.
+        latency_us: Unprofiled time of a step of a live run, None for a trace.
+        peak_gbs: Bandwidth to reckon with, in GB/s, where it is known better than by the GPU's name.
+    """
+
+    timeline: "Timeline"
+    flow: FlowGraph | None = None
+    latency_us: float | None = None
+    peak_gbs: float | None = None
+
+    @cached_property
+    def dataflow(self) -> Dataflow:
+        """Nodes and edges."""
+        return build(self.timeline, self.flow)
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The nodes of all steps, in order of time."""
+        return self.dataflow.nodes
+
+    @cached_property
+    def groups(self) -> tuple[Group, ...]:
+        """Groups of two kernels or more."""
+        return groups(self.dataflow)
+
+    @cached_property
+    def group_of_node(self) -> dict[int, Group]:
+        """The group each grouped node is in."""
+        return {n: group for group in self.groups for n in group.nodes}
+
+    @cached_property
+    def stretches(self) -> tuple[Stretch, ...]:
+        """Runs of consecutive fusible kernels."""
+        return stretches(self.timeline.kernels)
+
+    @cached_property
+    def launch(self) -> Launch:
+        """Launch behaviour."""
+        return study(self.timeline, self.latency_us)
+
+    @cached_property
+    def gpu(self) -> devices.Gpu | None:
+        """The table's entry of the GPU that ran the kernels; None where there was none, several, or an unknown one."""
+        used = {int(d) for d in self.timeline.kernels["device"].unique()}
+        found = {devices.find(d.name) for d in self.timeline.devices if d.index in used}
+        return None if self.timeline.stand_ins or len(found) != 1 else found.pop()
+
+    @cached_property
+    def bandwidth(self) -> float | None:
+        """GB/s to reckon with, None where times of fused kernels cannot be bounded from bytes."""
+        if self.timeline.stand_ins:
+            return None
+        return self.peak_gbs or (self.gpu.peak_gbs if self.gpu else None)
+
+    @cached_property
+    def steps(self) -> int:
+        """How many steps the recording holds, at least one."""
+        return max(1, len(self.timeline.steps))
+
+    @cached_property
+    def busy_us(self) -> float:
+        """Time in which some kernel ran, all steps together."""
+        return busy_us(self.timeline.kernels)
+
+    @cached_property
+    def kernel_us(self) -> float:
+        """Sum of the kernels' durations, all steps together."""
+        return float(self.timeline.kernels["dur_ns"].sum()) / 1e3
+
+    @cached_property
+    def step_us(self) -> float:
+        """Time of a step: its unprofiled latency where known, else the mean span of its kernels."""
+        if self.latency_us is not None:
+            return self.latency_us
+        return sum(span_us(part) for part in by_step(self.timeline.kernels)) / self.steps
+
+    @cached_property
+    def training(self) -> bool:
+        """True where a backward pass or an optimizer was recorded."""
+        return any(n.phase in ("backward", "optimizer") or n.outer.endswith("_backward") for n in self.nodes)
+
+    @property
+    def proven(self) -> bool:
+        """True where the data flow was recorded, not assumed."""
+        return self.dataflow.flow == "proven"
+
+    def of_kind(self, *kinds: str) -> list[Node]:
+        """The nodes of these kinds that were launched one by one."""
+        return [n for n in self.nodes if n.kind in kinds and not n.graphed]
+
+    def bound(self, nodes: tuple[int, ...]) -> Range:
+        """Return what one kernel in place of these nodes' kernels would save, all of them together."""
+        group = describe(self.dataflow, nodes)
+        if self.bandwidth is None or not all(self.nodes[i].reads for i in nodes):
+            return cost.members(group.us, group.longest_us)
+        return cost.save(group.us, cost.fused(group.external, self.bandwidth, rows=group.rows))
+
+    def absorbed(self, nodes: tuple[int, ...], producer: Node) -> Range:
+        """Return what moving these nodes into the kernel of their producer would save."""
+        us = sum(self.nodes[i].us for i in nodes)
+        if self.bandwidth is None or not all(self.nodes[i].reads for i in nodes):
+            return Range(0.0, None, us)
+        inside = {*nodes, producer.index}
+        remaining = {
+            identity: tensor.bytes
+            for i in nodes
+            for source, identity, tensor in zip(
+                self.nodes[i].sources, self.nodes[i].inputs, self.nodes[i].reads, strict=True
+            )
+            if source not in inside
+        }
+        return cost.vanish(us, sum(remaining.values()), self.bandwidth)

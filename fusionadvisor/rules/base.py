@@ -1,0 +1,96 @@
+"""What a rule is: it looks at the facts and says what it found, what almost matched, or why it saw nothing."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from fusionadvisor.analysis.facts import Facts
+from fusionadvisor.analysis.nodes import Node
+from fusionadvisor.report.model import NearMiss, Range, Source
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One place a rule matched, before its kernels' time is credited.
+
+    Args:
+        nodes: Nodes whose kernels would go or merge. Their time is this candidate's unless another takes it first.
+        saving: Bound in µs of kernel time.
+        pattern: What makes repeats equal, in words: ``conv → batch_norm``. Repeats become one finding.
+        anchor: The node that gives the finding its module path and line.
+        beside: Nodes that belong to the picture and keep their time (the convolution a norm folds into).
+        step_us: Bound in µs of the step where it is not the kernels' own saving (idle time of launches).
+        evidence: Sentences with the numbers the finding rests on.
+        specific: False for a rule that catches whatever nothing else explains; it is credited last.
+        remedies: Strategies, where they differ from the rule's own.
+        title: Where it differs from the rule's own.
+    """
+
+    nodes: tuple[int, ...]
+    saving: Range
+    pattern: str
+    anchor: Node | None = None
+    beside: tuple[int, ...] = ()
+    step_us: Range | None = None
+    evidence: tuple[str, ...] = ()
+    specific: bool = True
+    remedies: tuple[str, ...] | None = None
+    title: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What a rule saw. ``skipped`` says why it had nothing to look at; it then has no candidates."""
+
+    candidates: tuple[Candidate, ...] = ()
+    near_misses: tuple[NearMiss, ...] = ()
+    skipped: str = ""
+
+
+class Rule(ABC):
+    """One rule. The docstring of a subclass is its page; it keeps no state."""
+
+    id: ClassVar[str]
+    worth_us: ClassVar[float] = 1.0
+    worth_share: ClassVar[float] = 0.002
+    """A finding that can save less than both of these (µs a step, share of the step) is a footnote."""
+    trusted: ClassVar[bool] = False
+    """True where the edges it rests on were assumed right in 95 % of cases or more, so that a trace supports a likely
+    value; see benchmarks/flow_inference.json."""
+
+    @abstractmethod
+    def look(self, facts: Facts) -> Looked:
+        """Look at the facts; raise nothing for what is missing, say it in ``skipped``."""
+
+    def snippet(self, found: Sequence[Candidate], facts: Facts) -> str:
+        """Return the fix as code in the user's own names, for all repeats of one finding; empty where there is none."""
+        return ""
+
+
+@dataclass(slots=True)
+class Notes:
+    """Candidates and near misses while a rule looks; near misses repeat once a module and reason."""
+
+    candidates: list[Candidate] = field(default_factory=list)
+    _missed: dict[tuple[str, str], NearMiss] = field(default_factory=dict)
+
+    def miss(self, rule: Rule, node: Node, reason: str) -> None:
+        """Record that ``rule`` almost matched at ``node``."""
+        where = node.module or node.op
+        self._missed.setdefault((where, reason), NearMiss(rule.id, where, reason, source(node)))
+
+    def looked(self) -> Looked:
+        """What was seen."""
+        return Looked(tuple(self.candidates), tuple(self._missed.values()))
+
+
+def source(node: Node) -> Source | None:
+    """The line of user code that ran a node, None where unknown."""
+    file, _, line = node.source.rpartition(":")
+    return Source(file, int(line)) if file and line.isdigit() else None
+
+
+def name(node: Node) -> str:
+    """What to call a node: its module's path, else its op."""
+    return node.module or node.outer or node.op

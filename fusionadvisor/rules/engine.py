@@ -1,0 +1,244 @@
+"""The rules run over the facts, and each kernel's time credited once."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING
+
+from fusionadvisor import catalog
+from fusionadvisor.analysis import cost
+from fusionadvisor.analysis.facts import Facts
+from fusionadvisor.errors import InputError
+from fusionadvisor.report.model import (
+    Finding,
+    Fusion,
+    LaunchBound,
+    NearMiss,
+    NotApplicable,
+    Passed,
+    Range,
+    Saving,
+    Warning,
+)
+from fusionadvisor.rules.base import Candidate, Looked, Rule, source
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+GROUP = "fusionadvisor.rules"
+MODULES_SHOWN = 64
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What the rules said. ``group_of_kernel`` has a row of the kernel table's groups, -1 for none."""
+
+    findings: tuple[Finding, ...] = ()
+    near_misses: tuple[NearMiss, ...] = ()
+    passed: tuple[Passed, ...] = ()
+    not_applicable: tuple[NotApplicable, ...] = ()
+    warnings: tuple[Warning, ...] = ()
+    fusion: Fusion = field(default_factory=Fusion)
+    group_of_kernel: "npt.NDArray[np.int64] | None" = None
+
+
+def rules() -> tuple[Rule, ...]:
+    """Every rule: the catalogue's, then those of other packages (entry-point group ``fusionadvisor.rules``)."""
+    found: list[Rule] = []
+    for entry in catalog.RULES:
+        module, cls = entry.home.split(":")
+        found.append(getattr(import_module(module), cls)())
+    for point in entry_points(group=GROUP):
+        kind = point.load()
+        if not (isinstance(kind, type) and issubclass(kind, Rule)):
+            raise InputError(f"Rule {point.name} of {point.value} is no subclass of fusionadvisor.rules.base.Rule.")
+        found.append(kind())
+    return tuple(found)
+
+
+def run(facts: Facts, among: Iterable[Rule] | None = None) -> Advice:
+    """Run the rules. One that fails costs its own findings and a warning, never the report."""
+    proposals: list[_Proposal] = []
+    misses: list[NearMiss] = []
+    passed: list[Passed] = []
+    skipped: list[NotApplicable] = []
+    warnings: list[Warning] = []
+    for rule in rules() if among is None else among:
+        try:
+            looked = rule.look(facts)
+        except Exception as error:  # noqa: BLE001 - one broken rule must not cost the others' findings
+            warnings.append(Warning("W10", f"Rule {rule.id} failed and was left out: {type(error).__name__}: {error}"))
+            continue
+        misses.extend(looked.near_misses)
+        proposals.extend(_Proposal(rule, c) for c in _honest(rule, looked, facts))
+        if looked.skipped:
+            skipped.append(NotApplicable(rule.id, looked.skipped))
+        elif not looked.candidates and not looked.near_misses:
+            passed.append(Passed(rule.id, _entry(rule).passed))
+    findings = _findings(_credit(proposals, facts), facts)
+    return Advice(
+        findings, tuple(misses), tuple(passed), tuple(skipped), tuple(warnings), _fusion(facts), _group_column(facts)
+    )
+
+
+@dataclass(slots=True)
+class _Proposal:
+    """A candidate with the share of its time that is credited to it, and who has the rest."""
+
+    rule: Rule
+    candidate: Candidate
+    share: float = 1.0
+    winners: list["_Proposal"] = field(default_factory=list)
+
+
+def _entry(rule: Rule) -> catalog.Entry:
+    try:
+        return catalog.entry(rule.id)
+    except InputError:  # another package's rule
+        kind = type(rule)
+        return catalog.Entry(rule.id, rule.id, f"{kind.__module__}:{kind.__qualname__}", passed="nothing found")
+
+
+def _honest(rule: Rule, looked: Looked, facts: Facts) -> Iterable[Candidate]:
+    """Drop likely values that assumed flow does not support."""
+    for candidate in looked.candidates:
+        weak = candidate.nodes and not facts.proven and not rule.trusted
+        yield replace(candidate, saving=cost.without_likely(candidate.saving)) if weak else candidate
+
+
+def _credit(proposals: list[_Proposal], facts: Facts) -> list[_Proposal]:
+    """Credit each node's time to one candidate: specific rules first, then the larger saving, then the earlier rule."""
+    order = {p.rule.id: i for i, p in reversed(list(enumerate(proposals)))}
+    ranked = sorted(
+        proposals,
+        key=lambda p: (not p.candidate.specific, -p.candidate.saving.high, order[p.rule.id], p.candidate.nodes),
+    )
+    owner: dict[int, _Proposal] = {}
+    for proposal in ranked:
+        nodes = proposal.candidate.nodes
+        free = [n for n in nodes if n not in owner]
+        us = sum(facts.nodes[n].us for n in nodes)
+        if len(free) < len(nodes):
+            proposal.share = sum(facts.nodes[n].us for n in free) / us if us and len(free) > 1 else 0.0
+            proposal.winners = list({id(owner[n]): owner[n] for n in nodes if n in owner}.values())
+        if proposal.share:
+            owner.update(dict.fromkeys(free, proposal))
+    return ranked
+
+
+def _findings(ranked: list[_Proposal], facts: Facts) -> tuple[Finding, ...]:
+    repeats: dict[tuple[str, str], list[_Proposal]] = defaultdict(list)
+    for proposal in ranked:
+        repeats[proposal.rule.id, proposal.candidate.pattern].append(proposal)
+    collapsed = [(key, _collapse(group, facts)) for key, group in repeats.items()]
+    collapsed.sort(key=lambda item: (item[1].footnote, -_value(item[1]), item[0]))
+    ids: dict[tuple[str, str], str] = {}
+    count: dict[str, int] = defaultdict(int)
+    for key, finding in collapsed:
+        count[finding.rule] += 1
+        ids[key] = f"{finding.rule}#{count[finding.rule]}"
+    named = []
+    for key, finding in collapsed:
+        winners = {(w.rule.id, w.candidate.pattern): None for p in repeats[key] for w in p.winners}
+        overlaps = tuple(ids[w] for w in winners if w != key)
+        named.append(replace(finding, id=ids[key], overlaps=overlaps))
+    return _within_step(named, facts)
+
+
+def _value(finding: Finding) -> float:
+    return max(finding.saving.step_us.high, finding.saving.gpu_us.high)
+
+
+def _collapse(group: list[_Proposal], facts: Facts) -> Finding:
+    """Make one finding of a rule's repeats. Times are per step: the recording's total over its steps."""
+    group = sorted(group, key=lambda p: p.candidate.nodes or p.candidate.beside)
+    first, rule = group[0].candidate, group[0].rule
+    entry = _entry(rule)
+    nodes = sorted({n for p in group for n in p.candidate.nodes})
+    shown = sorted({n for p in group for n in (*p.candidate.nodes, *p.candidate.beside)})
+    us = sum(facts.nodes[n].us for n in nodes)
+    gpu = cost.scale(cost.total([cost.scale(p.candidate.saving, p.share) for p in group]), 1 / facts.steps)
+    own = [p.candidate.step_us for p in group if p.candidate.step_us is not None]
+    step = cost.scale(cost.total(own), 1 / facts.steps) if own else _step_saving(gpu, facts)
+    modules = dict.fromkeys(m for p in group if (m := p.candidate.anchor.module if p.candidate.anchor else ""))
+    worth = max(step.high, gpu.high)
+    return Finding(
+        id="", rule=rule.id, title=first.title or entry.title, module=next(iter(modules), ""),
+        saving=Saving(gpu, step), source=source(first.anchor) if first.anchor else None,
+        modules=tuple(modules)[:MODULES_SHOWN], instances=max(1, round(len(group) / facts.steps)),
+        kernels=tuple(k for n in shown for k in facts.nodes[n].kernels), kernel_us=us / facts.steps,
+        share=us / facts.kernel_us if facts.kernel_us else 0.0, flow=facts.dataflow.flow,
+        evidence=_evidence(group, facts), remedies=first.remedies if first.remedies is not None else entry.remedies,
+        snippet=rule.snippet([p.candidate for p in group], facts), url=entry.url,
+        footnote=bool(nodes) and worth < rule.worth_us and worth < rule.worth_share * facts.step_us,
+    )  # fmt: skip
+
+
+def _step_saving(gpu: Range, facts: Facts) -> Range:
+    """What a step gains when these kernels shrink: all of it where the GPU never waits, unknown where it may."""
+    launch = facts.launch
+    if facts.timeline.stand_ins or launch.idle_share < 0.1 or not launch.kernels:
+        return gpu
+    if launch.saving_us is not None and facts.step_us and launch.saving_us / facts.steps < 0.1 * facts.step_us:
+        return gpu
+    return Range(0.0, None, gpu.high)
+
+
+def _evidence(group: list[_Proposal], facts: Facts) -> tuple[str, ...]:
+    said = list(dict.fromkeys(s for p in group[:1] for s in p.candidate.evidence))
+    if facts.dataflow.flow == "assumed" and group[0].candidate.nodes:
+        said.append("What feeds what is assumed from shapes, dtypes and order; the recording names no tensors.")
+    return tuple(said)
+
+
+def _within_step(findings: list[Finding], facts: Facts) -> tuple[Finding, ...]:
+    """Trim step savings so that together they never exceed the step."""
+    left = facts.step_us
+    kept = []
+    for finding in findings:
+        step = finding.saving.step_us
+        high = min(step.high, left)
+        left -= high
+        if high < step.high:
+            likely = None if step.likely is None else min(step.likely, high)
+            step = Range(min(step.low, high), likely, high)
+            finding = replace(finding, saving=replace(finding.saving, step_us=step))
+        kept.append(finding)
+    return tuple(kept)
+
+
+def _group_column(facts: Facts) -> "npt.NDArray[np.int64]":
+    import numpy as np
+
+    column = np.full(len(facts.timeline.kernels), -1, np.int64)
+    for group in facts.groups:
+        column[list(group.kernels)] = group.index
+    return column
+
+
+def _fusion(facts: Facts) -> Fusion:
+    us = facts.timeline.kernels["dur_ns"].to_numpy() / 1e3
+    total = float(us.sum()) or 1.0
+    fused = facts.timeline.kernels["kind"].isin(["fused", "attention"]).to_numpy()
+    graphed = facts.timeline.kernels["graph_id"].to_numpy() >= 0
+    launch = facts.launch
+    share = None if launch.saving_us is None or not facts.step_us else launch.saving_us / facts.steps / facts.step_us
+    return Fusion(
+        groups=round(len(facts.groups) / facts.steps),
+        unfused_us=sum(g.us for g in facts.groups) / facts.steps,
+        fused_share=float(us[fused].sum()) / total,
+        graphed_share=float(us[graphed].sum()) / total,
+        launch_bound=LaunchBound(launch.break_even_us, None if share is None else min(1.0, share), _said(facts)),
+        syncs=round(len(facts.timeline.syncs) / facts.steps),
+    )
+
+
+def _said(facts: Facts) -> str:
+    launch = facts.launch
+    if launch.break_even_us is None or not launch.reason:
+        return launch.reason
+    limit = f"{launch.break_even_us:.2f} µs"
+    return f"launch-bound if the CPU needs more than {limit} a kernel; unknown here: {launch.reason}"

@@ -1,0 +1,111 @@
+"""Steps over the data flow that several rules take, and the words they share."""
+
+from collections.abc import Iterable
+
+from fusionadvisor.analysis.dataflow import Dataflow
+from fusionadvisor.analysis.facts import Facts
+from fusionadvisor.analysis.nodes import ACTIVATIONS, Node
+
+_CONV_WRAPPERS = frozenset({"convolution", "_convolution", "conv1d", "conv2d", "conv3d", "conv_transpose2d"})
+
+LABELS = {
+    "addmm": "linear", "mm": "linear", "native_batch_norm": "batch_norm", "cudnn_batch_norm": "batch_norm",
+    "miopen_batch_norm": "batch_norm", "_native_batch_norm_legit_no_training": "batch_norm",
+    "_native_batch_norm_legit": "batch_norm", "native_layer_norm": "layer_norm", "native_group_norm": "group_norm",
+    "_softmax": "softmax", "_log_softmax": "log_softmax", "native_dropout": "dropout", "clamp_min": "relu",
+    "_to_copy": "cast", "clone": "copy",
+}  # fmt: skip
+"""What an op is called in a finding, where its aten name would not be recognised."""
+
+
+def label(node: Node) -> str:
+    """What a node is called in a finding."""
+    if node.kind == "conv":
+        return "conv"
+    return node.kind if node.kind in ("cast", "layout") else LABELS.get(node.op, node.op or node.kind)
+
+
+def chain(nodes: Iterable[Node], most: int = 12) -> str:
+    """``add → relu``; repeats counted, long chains cut."""
+    words: list[list[object]] = []
+    for node in nodes:
+        word = label(node)
+        if words and words[-1][0] == word:
+            words[-1][1] = int(str(words[-1][1])) + 1
+        else:
+            words.append([word, 1])
+    said = [str(w) if n == 1 else f"{w} ×{n}" for w, n in words]
+    return " → ".join(said if len(said) <= most else [*said[:most], "…"])
+
+
+def is_batch_norm(node: Node) -> bool:
+    """A forward batch norm."""
+    return node.kind == "norm" and "batch_norm" in node.op and "backward" not in node.op
+
+
+def batch_statistics(node: Node, facts: Facts) -> bool:
+    """True where a batch norm normalises with the batch's own statistics, as in training mode."""
+    if node.op.endswith("no_training"):
+        return False
+    said = node.arguments.get("training", node.arguments.get("train", node.arguments.get("5")))
+    return facts.training if said is None or str(said) not in ("True", "False") else str(said) == "True"
+
+
+def is_bias_of_conv(node: Node) -> bool:
+    """The separate kernel in which eager cuDNN adds a convolution's bias."""
+    return node.op == "add" and node.inplace and node.outer in _CONV_WRAPPERS
+
+
+def producer(flow: Dataflow, node: Node, argument: int = 0) -> Node | None:
+    """The maker of an argument, looking through a convolution's own bias kernel."""
+    found = flow.producer(node, argument)
+    if found is not None and is_bias_of_conv(found):
+        return flow.producer(found, 0) or found
+    return found
+
+
+def end_of(flow: Dataflow, node: Node) -> Node:
+    """The last node of a layer: a convolution's own bias kernel where it has one."""
+    user = flow.sole_user(node)
+    return user if node.kind == "conv" and user is not None and is_bias_of_conv(user) else node
+
+
+def activation_of(node: Node) -> bool:
+    """An activation function of one tensor."""
+    return node.kind == "pointwise" and node.op in ACTIVATIONS
+
+
+def left(node: Node) -> int:
+    """The position of a GEMM's or convolution's activation operand among its reads."""
+    return 1 if node.op in ("addmm", "baddbmm", "_addmm_activation", "addmv") else 0
+
+
+def weight(node: Node) -> int:
+    """The position of a GEMM's or convolution's second operand among its reads."""
+    return left(node) + 1
+
+
+def is_path(module: str) -> bool:
+    """True for a path that ``model.get_submodule`` takes; a trace names classes instead."""
+    return bool(module) and "#" not in module and "/" not in module and ":" not in module
+
+
+def common(nodes: Iterable[Node]) -> str:
+    """The innermost module that holds all of these, empty for the model itself."""
+    paths = [n.module.split(".") for n in nodes]
+    shared: list[str] = []
+    for parts in zip(*paths, strict=False):
+        if len(set(parts)) > 1:
+            break
+        shared.append(parts[0])
+    return ".".join(shared)
+
+
+def compile_snippet(regions: Iterable[str]) -> str:
+    """Code that compiles these regions of a model in place."""
+    paths = [p for p in dict.fromkeys(regions) if is_path(p)]
+    if not paths:
+        return "model.compile()  # fuses what is between the GEMMs; in place, keeps parameters and state_dict"
+    if len(paths) == 1:
+        return f'model.get_submodule("{paths[0]}").compile()'
+    return f"for path in {paths!r}:\n    model.get_submodule(path).compile()"

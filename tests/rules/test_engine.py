@@ -1,0 +1,141 @@
+"""Crediting, collapsing, and what happens when a rule breaks."""
+
+import pytest
+
+from fusionadvisor.analysis.facts import Facts
+from fusionadvisor.report.model import Range
+from fusionadvisor.rules import engine
+from fusionadvisor.rules.base import Candidate, Looked, Rule
+from fusionadvisor.trace.timeline import Recording
+from tests.builders import call, timeline
+from tests.rules.cases import TOK, X, add, batch_norm, conv, idle, layer_norm, linear, relu
+
+
+class Broken(Rule):
+    """Fails."""
+
+    id = "XX001"
+
+    def look(self, facts: Facts) -> Looked:
+        raise KeyError("op")
+
+
+class Whole(Rule):
+    """Claims every node for a saving of its own choosing."""
+
+    def __init__(self, identifier: str, high: float, specific: bool = True) -> None:
+        self.id = identifier  # type: ignore[misc]
+        self.high, self.specific = high, specific
+
+    def look(self, facts: Facts) -> Looked:
+        nodes = tuple(n.index for n in facts.nodes)
+        return Looked((Candidate(nodes, Range(0, None, self.high), "all", facts.nodes[0], specific=self.specific),))
+
+
+def test_a_broken_rule_costs_only_itself() -> None:
+    facts = Facts(timeline([conv(), batch_norm()]))
+    advice = engine.run(facts, (Broken(), *engine.rules()))
+    (warning,) = advice.warnings
+    assert "XX001" in warning.message
+    assert "KeyError" in warning.message
+    assert any(f.rule == "FA101" for f in advice.findings)
+
+
+def test_each_kernel_is_credited_once_and_the_loser_says_so() -> None:
+    facts = Facts(timeline([call("aten::relu", TOK, us=30), call("aten::mul", TOK, TOK, us=30)]))
+    advice = engine.run(facts, (Whole("XX1", 10.0), Whole("XX2", 20.0)))
+    winner, loser = advice.findings
+    assert (winner.rule, winner.saving.gpu_us.high, winner.overlaps) == ("XX2", 20.0, ())
+    assert (loser.rule, loser.saving.gpu_us.high, loser.overlaps) == ("XX1", 0.0, ("XX2#1",))
+    assert loser.footnote
+
+
+def test_a_specific_rule_goes_before_a_general_one() -> None:
+    facts = Facts(timeline([call("aten::relu", TOK, us=30), call("aten::mul", TOK, TOK, us=30)]))
+    advice = engine.run(facts, (Whole("XX1", 50.0, specific=False), Whole("XX2", 20.0)))
+    assert {f.rule: f.saving.gpu_us.high for f in advice.findings} == {"XX1": 0.0, "XX2": 20.0}
+
+
+def test_totals_are_sums_over_the_real_instances() -> None:
+    """Norms of 37, 11 and 5 µs: 53, not 3 × 37."""
+    calls = [c for us in (37.0, 11.0, 5.0) for c in (conv(), batch_norm(us))]
+    (finding,) = (f for f in engine.run(Facts(timeline(calls))).findings if f.rule == "FA101")
+    assert finding.kernel_us == pytest.approx(53.0)
+    assert finding.instances == 3
+    assert finding.saving.gpu_us.high == pytest.approx(53.0)
+
+
+def test_fold_charges_the_bias_kernel_of_an_unbiased_convolution() -> None:
+    """Norm 37 µs over 32·64·56·56 bf16 = 12 845 056 bytes.
+
+    An elementwise kernel over twice that: 25 690 112 / (0.87 · 3.35e6) = 8.8147; √(1.6² + 8.8147²) = 8.9588 µs.
+    low = 37 − 8.9588 = 28.041; high = 37.
+    """
+    (finding,) = (f for f in engine.run(Facts(timeline([conv(), batch_norm()]))).findings if f.rule == "FA101")
+    assert finding.saving.gpu_us.low == pytest.approx(28.041, abs=1e-3)
+    assert finding.saving.gpu_us.high == pytest.approx(37.0)
+    assert finding.saving.gpu_us.likely is None  # flow is assumed
+
+
+def test_near_misses_name_the_condition() -> None:
+    gate = call("aten::mul", X, X, module="gate")
+    shared = engine.run(Facts(timeline([conv(), batch_norm(), gate])))
+    assert [m.reason for m in shared.near_misses if m.rule == "FA101"] == [
+        "conv1 → bn1 is not folded: the result of conv1 is also read by gate"
+    ]
+    training = engine.run(Facts(timeline([conv(), batch_norm(training=True)])))
+    assert "statistics of the batch" in training.near_misses[0].reason
+
+
+def test_nothing_to_look_at_is_not_a_pass() -> None:
+    advice = engine.run(Facts(timeline([add(TOK), relu(TOK)])))
+    skipped = {n.rule: n.reason for n in advice.not_applicable}
+    assert skipped["FA101"] == "no batch norm ran"
+    assert "FA101" not in {p.rule for p in advice.passed}
+
+
+def test_a_rule_that_found_nothing_passes() -> None:
+    advice = engine.run(Facts(timeline([linear(), layer_norm(), linear()])))
+    assert {"FA102", "FA201"} <= {p.rule for p in advice.passed}
+
+
+def test_stand_ins_get_bounds_from_measured_times() -> None:
+    """CPU ops of 60, 37 and 20 µs: the norm may vanish (37), the relu too (20); no likely value, no launches."""
+    tl = timeline([conv(), batch_norm(), relu(us=20)], stand_ins=True, gpu=None)
+    advice = engine.run(Facts(tl))
+    saving = {f.rule: f.saving.gpu_us for f in advice.findings}
+    assert saving["FA101"] == Range(0.0, None, 37.0)
+    assert saving["FA102"] == Range(0.0, None, 20.0)
+    assert "FA301" in {n.rule for n in advice.not_applicable}
+
+
+def test_heavy_recording_has_break_even_and_no_saving() -> None:
+    advice = engine.run(Facts(idle(100, 2, 50, Recording(stacks=True))))
+    (finding,) = (f for f in advice.findings if f.rule == "FA301")
+    assert finding.saving.step_us == Range(0.0, None, 0.0)
+    assert "2.00 µs a kernel" in finding.evidence[0]
+    assert advice.fusion.launch_bound.break_even_us == pytest.approx(2.0)
+    assert advice.fusion.launch_bound.share is None
+
+
+def test_light_recording_has_a_share() -> None:
+    """4633.2 µs of a window of 99 · 50 + 2 = 4952 µs."""
+    advice = engine.run(Facts(idle(100, 2, 50, Recording())))
+    assert advice.fusion.launch_bound.share == pytest.approx(4633.2 / 4952)
+
+
+def test_fused_and_graphed_shares() -> None:
+    """Triton 30, flash attention 10, add 60 from a graph: fused 40 %, graphed 60 %."""
+    tl = timeline(
+        [call("triton_poi_fused_add_0", TOK, us=30, kind="fused"),
+         call("aten::_flash_attention_forward", TOK, us=10, kind="attention"), call("aten::add", TOK, us=60, graph=3)]
+    )  # fmt: skip
+    fusion = engine.run(Facts(tl)).fusion
+    assert fusion.fused_share == pytest.approx(0.4)
+    assert fusion.graphed_share == pytest.approx(0.6)
+
+
+def test_group_of_kernel_marks_the_groups() -> None:
+    advice = engine.run(Facts(timeline([linear(), call("aten::gelu", TOK), add(TOK)])))
+    assert advice.group_of_kernel is not None
+    assert advice.group_of_kernel.tolist() == [-1, 0, 0]
