@@ -28,14 +28,13 @@ def _text(x: float, y: float, text: str, classes: str = "", anchor: str = "start
     return f'<text x="{x:.1f}" y="{y:g}" text-anchor="{anchor}" class="{classes}">{escape(text)}</text>'
 
 
-def timeline(table: KernelTable, steps: int) -> str:
-    """Return the first step's kernels along time, a row a stream, with unfused groups bracketed above.
+def _anchor(tick: int, last: int) -> str:
+    return "start" if tick == 0 else "end" if tick == last else "middle"
 
-    Args:
-        table: The report's kernels; times in µs.
-        steps: How many equal steps they cover; the first of them is drawn.
-    """
-    rows = range(math.ceil(len(table.index) / max(steps, 1)))
+
+def timeline(table: KernelTable) -> str:
+    """Return one step's kernels along time, a row a stream, with unfused groups bracketed above; times are in µs."""
+    rows = _of_one_step(table)
     if not rows:
         return ""
     start = min(table.start_us[i] for i in rows)
@@ -47,11 +46,17 @@ def timeline(table: KernelTable, steps: int) -> str:
         body += _lane(mine, table, start, scale, 22 + 34 * lane)
     body += _brackets(table, rows, start, scale)
     bottom = 22 + 34 * len(lanes)
-    for tick in range(6):
-        x = WIDTH * tick / 5
-        anchor = "start" if tick == 0 else "end" if tick == 5 else "middle"
-        body.append(_text(x, bottom + 14, time_us(span * tick / 5), "tick", anchor))
+    body += [_text(WIDTH * i / 5, bottom + 14, time_us(span * i / 5), "tick", _anchor(i, 5)) for i in range(6)]
     return _svg(bottom + 20, body, f"{len(rows)} kernels over {time_us(span)}")
+
+
+def _of_one_step(table: KernelTable) -> list[int]:
+    """Rows of the step in the middle, which is neither the first, still warming up, nor a last one cut off."""
+    steps = sorted({step for step in table.step if step >= 0})
+    if not steps:
+        return list(range(len(table.index)))
+    middle = steps[len(steps) // 2]
+    return [i for i, step in enumerate(table.step) if step == middle]
 
 
 def _lane(mine: list[int], table: KernelTable, start: float, scale: float, y: float) -> list[str]:
@@ -77,7 +82,7 @@ def _lane(mine: list[int], table: KernelTable, start: float, scale: float, y: fl
     return body
 
 
-def _brackets(table: KernelTable, rows: range, start: float, scale: float) -> list[str]:
+def _brackets(table: KernelTable, rows: Sequence[int], start: float, scale: float) -> list[str]:
     ends: dict[int, tuple[float, float]] = {}
     for i in rows:
         if table.group and table.group[i] >= 0:
@@ -129,8 +134,10 @@ def samples(arms: Sequence[tuple[str, Timing]]) -> str:
         )
         body.append(_rect(left + (timing.median_ms - low) * scale - 1, y - 3, 2, 28, "median"))
     bottom = 8 + 34 * len(arms)
-    ticks = [span * i / 4 for i in range(5)]
-    body += [_text(left + t * scale, bottom + 12, time_us((low + t) * 1e3), "tick", "middle") for t in ticks]
+    body += [
+        _text(left + span * i / 4 * scale, bottom + 12, time_us((low + span * i / 4) * 1e3), "tick", _anchor(i, 4))
+        for i in range(5)
+    ]
     return _svg(bottom + 18, body, "samples of each arm")
 
 

@@ -9,7 +9,7 @@ from fusionadvisor.errors import InputError
 from fusionadvisor.render import charts, labels, verdict
 from fusionadvisor.render.text import cleaned
 from fusionadvisor.report.model import Finding, KernelTable, Report
-from fusionadvisor.units import number_us, percent, plural, range_us, size_bytes, time_us
+from fusionadvisor.units import percent, size_bytes, time_us
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -36,7 +36,6 @@ def compose(report: Report) -> str:
     report = cleaned(report)
     line = report.timeline
     table = line.kernels if line else KernelTable()
-    steps = verdict.steps_shown(report)
     arms = [(f"{a.strategy}: {side}", timing) for a in report.attempts
             for side, timing in (("before", a.before), ("after", a.after)) if timing]  # fmt: skip
     return _template().render(
@@ -45,7 +44,7 @@ def compose(report: Report) -> str:
         subject=labels.target(report.workload) if report.workload else labels.file_name(report.source),
         tiles=_tiles(report),
         kinds=_kinds(report),
-        timeline=charts.timeline(table, steps),
+        timeline=charts.timeline(table),
         roofline=charts.roofline(table, report.environment.copy_gbs or report.environment.peak_gbs),
         waterfall=charts.waterfall(report.attempts),
         strips=charts.samples(arms),
@@ -54,7 +53,7 @@ def compose(report: Report) -> str:
         kernels=_kernels(table),
         word=labels.kernel_word(report),
         labels=labels,
-        units={"time": time_us, "number": number_us, "range": range_us, "percent": percent, "plural": plural},
+        units={"time": time_us, "percent": percent},
     )
 
 
