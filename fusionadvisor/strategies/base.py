@@ -68,6 +68,8 @@ class Strategy(ABC):
     """True where the effect exists only on a CUDA device; planning still works without one."""
     order: ClassVar[int] = 50
     """Place in a composition: what edits modules comes before what compiles, what wraps the model comes last."""
+    changes_ops: ClassVar[bool] = True
+    """False where the same ops run, faster: then only a measurement tells whether it had an effect."""
     terminal: ClassVar[bool] = False
     """True where the result is no longer made of the user's modules, so that no editing strategy can follow."""
 

@@ -1,0 +1,152 @@
+"""Is the candidate faster than the baseline? Paired, in random balanced order, against an A/A control.
+
+Three arms take turns: the baseline, a second copy of the baseline, and the candidate. The two copies do the same work,
+so what they differ by is what this machine makes of nothing. A difference counts only where its interval lies outside
+that band.
+"""
+
+import gc
+import itertools
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+
+from fusionadvisor.report.model import Speedup, Timing
+from fusionadvisor.statistics import median_ci
+
+ROUNDS = 96
+"""Samples of each arm where time allows; a multiple of six, so that every order of the arms occurs as often."""
+FEWEST_ROUNDS = 12
+SHORTEST_SAMPLE_S = 1e-3
+"""A sample repeats a shorter call up to this, far above the clock's resolution and a thread's wake-up."""
+STEADY = 0.05
+"""Warm-up ends when three calls in a row agree this well, or after :data:`WARM_UP_CALLS`."""
+WARM_UP_CALLS = 20
+
+Verdict = Literal["faster", "same", "slower"]
+Run = Callable[[], object]
+
+
+class Clock(Protocol):
+    """Times calls; the tests bring one that needs no time."""
+
+    def seconds(self, run: Run, calls: int) -> float:
+        """Seconds that ``calls`` calls of ``run`` took together, the device's work included."""
+
+    def now(self) -> float:
+        """Seconds since some moment."""
+
+
+class CpuClock:
+    """Wall time."""
+
+    def seconds(self, run: Run, calls: int) -> float:
+        """See :class:`Clock`."""
+        start = time.perf_counter()
+        for _ in range(calls):
+            run()
+        return time.perf_counter() - start
+
+    def now(self) -> float:
+        """See :class:`Clock`."""
+        return time.perf_counter()
+
+
+class CudaClock(CpuClock):
+    """Wall time with the device idle before and after each call: the latency a caller waits for."""
+
+    def seconds(self, run: Run, calls: int) -> float:
+        """See :class:`Clock`."""
+        import torch
+
+        total = 0.0
+        for _ in range(calls):
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            run()
+            torch.cuda.synchronize()
+            total += time.perf_counter() - start
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two arms measured against each other."""
+
+    before: Timing
+    after: Timing
+    speedup: Speedup
+    verdict: Verdict
+
+
+def compare(
+    baseline: Run, control: Run, candidate: Run, clock: Clock, *, budget_s: float = 20.0, seed: int = 0
+) -> Comparison:
+    """Measure three arms in turns.
+
+    Args:
+        baseline: One call of what there was before.
+        control: The same of a copy of it, elsewhere in memory.
+        candidate: One call of what is to be judged.
+        clock: What times them.
+        budget_s: Rounds stop after this, though never before :data:`FEWEST_ROUNDS`.
+        seed: Of the order of the arms.
+    """
+    arms = (baseline, control, candidate)
+    for arm in arms:
+        warm_up(arm, clock)
+    calls = max(1, round(SHORTEST_SAMPLE_S / max(min(clock.seconds(arm, 1) for arm in arms), 1e-9)))
+    samples: tuple[list[float], ...] = ([], [], [])
+    collecting = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        start = clock.now()
+        for order in _orders(seed):
+            for index in order:
+                samples[index].append(clock.seconds(arms[index], calls) / calls)
+            rounds = len(samples[0])
+            if rounds >= ROUNDS or (rounds >= FEWEST_ROUNDS and clock.now() - start > budget_s):
+                break
+    finally:
+        if collecting:
+            gc.enable()
+    return judge(*samples)
+
+
+def warm_up(run: Run, clock: Clock) -> None:
+    """Call until three calls in a row take the same time."""
+    last: list[float] = []
+    for _ in range(WARM_UP_CALLS):
+        last = [*last[-2:], clock.seconds(run, 1)]
+        if len(last) == 3 and max(last) - min(last) <= STEADY * sorted(last)[1]:
+            return
+
+
+def judge(baseline_s: list[float], control_s: list[float], candidate_s: list[float]) -> Comparison:
+    """Draw the verdict from samples in seconds a call; sample *i* of each arm was taken in round *i*."""
+    before, control, after = (np.asarray(arm) for arm in (baseline_s, control_s, candidate_s))
+    speedup, ci = median_ci(before / after)
+    _, (low, high) = median_ci(before / control)
+    # which copy came off better is chance, so the band is as wide on the other side of 1
+    band = min(low, 1 / high), max(high, 1 / low)
+    verdict: Verdict = "faster" if ci[0] > band[1] else "slower" if ci[1] < band[0] else "same"
+    return Comparison(timing(baseline_s), timing(candidate_s), Speedup(speedup, ci, band), verdict)
+
+
+def timing(samples_s: list[float]) -> Timing:
+    """Summarise one arm's samples, seconds a call."""
+    samples_ms = tuple(1e3 * sample for sample in samples_s)
+    median, ci = median_ci(samples_ms)
+    return Timing(median, ci, samples_ms)
+
+
+def _orders(seed: int) -> Iterator[tuple[int, ...]]:
+    """Orders of the three arms for ever: all six, shuffled, again and again."""
+    draw = random.Random(seed)
+    while True:
+        yield from draw.sample(list(itertools.permutations(range(3))), 6)

@@ -1,0 +1,126 @@
+"""Try strategies in a legal order, each in its own process, each measured against what was kept before it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from fusionadvisor import strategies
+from fusionadvisor.errors import StrategyError
+from fusionadvisor.evaluate import trial, worker
+from fusionadvisor.evaluate.trial import Done, Job
+from fusionadvisor.evaluate.worker import Ended, Limits
+from fusionadvisor.recipe import Step
+from fusionadvisor.report.model import Attempt, Speedup, Timing, Verification, Workload
+from fusionadvisor.strategies.base import Strategy
+from fusionadvisor.workload.program import Program
+
+Progress = Callable[[str, str], None]
+"""Told the strategy and what is being done with it."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of all attempts.
+
+    Args:
+        attempts: In the order they were made.
+        result: The kept steps together against the original; None where nothing was kept.
+        steps: The kept steps, for a recipe.
+        before: The original's latency beside ``after``, that of the whole.
+        verification: Of the whole, the original against all kept steps.
+        notes: What the reader must know: another order, no isolation.
+    """
+
+    attempts: tuple[Attempt, ...]
+    result: Speedup | None = None
+    steps: tuple[Step, ...] = ()
+    before: Timing | None = None
+    after: Timing | None = None
+    verification: Verification | None = None
+    notes: tuple[str, ...] = ()
+
+
+def attempt(
+    workload: Workload,
+    wanted: Sequence[str],
+    *,
+    parameters: Mapping[str, Mapping[str, str]] | None = None,
+    timeout_s: float = 300.0,
+    memory_bytes: int | None = None,
+    budget_s: float = 20.0,
+    progress: Progress = lambda _strategy, _stage: None,
+    program: Program | None = None,
+) -> Outcome:
+    """Try each strategy on top of those kept before it.
+
+    Args:
+        workload: What to run; rebuilt in each child process.
+        wanted: Strategy ids.
+        parameters: Their parameters, as typed, by strategy id.
+        timeout_s: How long one attempt may take.
+        memory_bytes: How much memory it may hold; None for 80 % of what is free.
+        budget_s: How long the measuring of one attempt may take.
+        progress: Told what is being done.
+        program: For a live model, which no other process can build: the attempts then run in this one.
+
+    Raises:
+        InputError: If a strategy or parameter is not known, or the workload cannot be built.
+    """
+    chosen = [strategies.get(name, (parameters or {}).get(name)) for name in wanted]
+    ordered = sorted(chosen, key=lambda strategy: strategy.order)
+    notes = [] if ordered == chosen else [f"Tried in the order {', '.join(s.id for s in ordered)}."]
+    if program is not None:
+        notes.append("A live model cannot be built in another process: a crash would have ended this one.")
+    limits = Limits(timeout_s, memory_bytes)
+
+    def do(job: Job, name: str) -> Ended:
+        def tell(stage: str) -> None:
+            progress(name, stage)
+
+        return worker.run(job, limits, tell) if program is None else _here(job, program, tell)
+
+    attempts: list[Attempt] = []
+    steps: list[Step] = []
+    last = Done()
+    for strategy in ordered:
+        if reason := _too_late(strategy, steps):
+            attempts.append(Attempt(strategy.id, "not_tried", reason=reason, parameters=strategy.parameters()))
+            continue
+        step = Step(strategy.id, strategy.parameters())
+        ended = do(Job(workload, tuple(steps), step, budget_s), strategy.id)
+        made = _attempt(strategy, ended)
+        attempts.append(made)
+        if made.kept and ended.done.step is not None:
+            steps.append(ended.done.step)
+            last = ended.done
+    if len(steps) > 1:
+        last = do(Job(workload, tuple(steps), None, budget_s), "together").done
+    elif steps:
+        last = replace(last, verification=next(a.verification for a in attempts if a.kept))
+    return Outcome(
+        tuple(attempts), last.speedup, tuple(steps), last.before, last.after, last.verification, tuple(notes)
+    )
+
+
+def _attempt(strategy: Strategy, ended: Ended) -> Attempt:
+    if ended.how == "done" and ended.done.attempt is not None:
+        return ended.done.attempt
+    return Attempt(
+        strategy.id,
+        "timed_out" if ended.how == "timed_out" else "crashed",
+        reason=ended.reason,
+        parameters=strategy.parameters(),
+    )
+
+
+def _too_late(strategy: Strategy, steps: list[Step]) -> str:
+    for step in steps:
+        if strategies.get(step.strategy, step.parameters).terminal:
+            return f"{step.strategy} is kept, and after it no module is left to change."
+    return ""
+
+
+def _here(job: Job, program: Program, tell: Callable[[str], None]) -> Ended:
+    try:
+        return Ended("done", trial.perform(job, program, tell))
+    except StrategyError as error:
+        return Ended("crashed", reason=str(error))

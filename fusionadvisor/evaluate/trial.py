@@ -1,0 +1,241 @@
+"""One strategy tried on one program in this process: plan, rewrite a copy, verify, count, measure."""
+
+import copy
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import nn
+
+from fusionadvisor import recipe, strategies, units
+from fusionadvisor.errors import StrategyError
+from fusionadvisor.evaluate import bench, kernels
+from fusionadvisor.evaluate.verify import verify
+from fusionadvisor.flow.record import record
+from fusionadvisor.recipe import Step
+from fusionadvisor.report.model import Attempt, Sites, Speedup, Timing, Verification, Workload
+from fusionadvisor.strategies.base import Call, Plan, Strategy, Subject
+from fusionadvisor.workload.inputs import batch_size
+from fusionadvisor.workload.program import Program
+
+Tell = Callable[[str], None]
+PLAN_SEEDS = (0, 1, 2)
+VERIFY_SEEDS = (11, 12, 13)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One strategy to try on top of the steps kept before it; without one, the kept steps against the original.
+
+    Args:
+        workload: Rebuilt in the process that does the job.
+        kept: Steps of the baseline.
+        step: The strategy to try, its sites still open.
+        budget_s: Time for measuring.
+    """
+
+    workload: Workload
+    kept: tuple[Step, ...] = ()
+    step: Step | None = None
+    budget_s: float = 20.0
+
+
+@dataclass(frozen=True)
+class Done:
+    """What came of a job: the attempt, and the step with its sites where it could be kept."""
+
+    attempt: Attempt | None = None
+    step: Step | None = None
+    before: Timing | None = None
+    after: Timing | None = None
+    speedup: Speedup | None = None
+    verification: Verification | None = None
+    notes: tuple[str, ...] = field(default=())
+
+
+def perform(job: Job, program: Program, tell: Tell) -> Done:
+    """Do a job on a program built from its workload."""
+    with _state_kept():
+        if job.step is not None:
+            return _Trial(program, job.kept, job.step, job.budget_s, tell).run()
+        return _whole(program, job, tell)
+
+
+def _whole(program: Program, job: Job, tell: Tell) -> Done:
+    """All kept steps together against the original."""
+    tell("verifying the whole")
+    candidate = _with_steps(program, job.kept)
+    verification = _verify(program, candidate)
+    if verification.verdict == "diverges":
+        return Done(verification=verification)
+    tell("measuring the whole")
+    measured = _compare(program, program.model, candidate, job.budget_s)
+    return Done(None, None, measured.before, measured.after, measured.speedup, verification)
+
+
+@dataclass
+class _Trial:
+    program: Program
+    kept: tuple[Step, ...]
+    step: Step
+    budget_s: float
+    tell: Tell
+
+    def run(self) -> Done:
+        strategy = strategies.get(self.step.strategy, self.step.parameters)
+        attempt = Attempt(strategy.id, "refused", parameters=dict(self.step.parameters))
+        self.tell("recording")
+        base = _with_steps(self.program, self.kept)
+        subject = _subject(self.program, base)
+        self.tell("planning")
+        plan = strategy.plan(subject)
+        attempt = replace(attempt, sites=_sites(plan), notes=plan.notes)
+        if stopped := self._unplanned(strategy, plan, attempt, base):
+            return Done(stopped)
+        self.tell("rewriting")
+        start = time.perf_counter()
+        candidate = strategy.rewrite(copy.deepcopy(base), plan, subject)
+        self.program.step(subject.calls[0], candidate)
+        attempt = replace(attempt, compile_s=time.perf_counter() - start)
+        attempt = replace(attempt, sites=_sites(plan, applied=True))
+        self.tell("verifying")
+        verification = _verify(self.program, candidate)
+        attempt = replace(attempt, verification=verification)
+        if verification.verdict == "diverges":
+            return Done(replace(attempt, outcome="diverged", reason=f"{_sentence(verification.reason)}"))
+        attempt = self._measured(strategy, attempt, base, candidate)
+        return Done(attempt, replace(self.step, sites=plan.sites), attempt.before, attempt.after, attempt.speedup)
+
+    def _unplanned(self, strategy: Strategy, plan: Plan, attempt: Attempt, base: nn.Module) -> Attempt | None:
+        """The attempt where there is nothing to rewrite, or no device to rewrite for."""
+        if plan.blocker:
+            return replace(attempt, reason=plan.blocker)
+        if strategy.needs_cuda and not self._on_cuda:
+            found = plan.refused[0].reason if plan.refused else "nothing else stands in its way."
+            return replace(attempt, outcome="not_tried", reason=f"It needs a CUDA device; checked without one: {found}")
+        if plan.sites:
+            return None
+        if plan.refused:
+            return replace(attempt, reason=plan.refused[0].reason)
+        call = self.program.call()
+        ops = kernels.count(lambda: self.program.step(call, base), self.program.workload.device)
+        what = " ".join(plan.notes) or "There is nothing in this model for it to change."
+        count = kernels.difference(ops, ops)
+        return replace(attempt, outcome="no_effect", kernels=count, reason=f"{what} {self._counts(ops, ops)}")
+
+    def _measured(self, strategy: Strategy, attempt: Attempt, base: nn.Module, candidate: nn.Module) -> Attempt:
+        self.tell("counting")
+        call, device = self.program.call(), self.program.workload.device
+        before = kernels.count(lambda: self.program.step(call, base), device)
+        after = kernels.count(lambda: self.program.step(call, candidate), device)
+        attempt = replace(attempt, kernels=kernels.difference(before, after))
+        if strategy.changes_ops and before == after:
+            return replace(attempt, outcome="no_effect", reason=f"The same ops run: {self._counts(before, after)}")
+        self.tell("measuring")
+        result = _compare(self.program, base, candidate, self.budget_s)
+        attempt = replace(
+            attempt, outcome=result.verdict, before=result.before, after=result.after, speedup=result.speedup
+        )
+        saved_ms = result.before.median_ms - result.after.median_ms
+        if result.verdict == "faster":
+            return replace(attempt, kept=True, break_even_calls=_break_even(attempt.compile_s, saved_ms))
+        fewer = before.total() > after.total()
+        kept = result.verdict == "same" and fewer
+        return replace(attempt, kept=kept, reason=_reason(result, fewer, self._counts(before, after)))
+
+    def _counts(self, before: Counter[str], after: Counter[str]) -> str:
+        noun = "kernel" if self._on_cuda else "op"
+        return f"{units.plural(before.total(), noun)} before, {after.total():,} after."
+
+    @property
+    def _on_cuda(self) -> bool:
+        return self.program.workload.device.startswith("cuda")
+
+
+def _reason(result: bench.Comparison, fewer: bool, counts: str) -> str:
+    ratio = f"{result.speedup.median:.2f}× (95 %: {result.speedup.ci95[0]:.2f}–{result.speedup.ci95[1]:.2f})"
+    band = f"two copies of the baseline differ by {result.speedup.aa_band[0]:.2f}–{result.speedup.aa_band[1]:.2f}×"
+    if result.verdict == "slower":
+        return f"Slower: {ratio}, where {band}."
+    kept = f" Kept, as outputs agree and less is run: {counts}" if fewer else f" {counts}"
+    return f"No proven difference: {ratio}, where {band}.{kept}"
+
+
+def _break_even(compile_s: float | None, saved_ms: float) -> int | None:
+    return None if compile_s is None or saved_ms <= 0 else round(1e3 * compile_s / saved_ms)
+
+
+def _with_steps(program: Program, steps: tuple[Step, ...]) -> nn.Module:
+    work = program.workload
+    calls = (program.call(),) if steps else ()
+    return recipe.perform(copied(program.model), steps, calls, mode=work.mode, device=work.device)
+
+
+def copied(model: nn.Module) -> nn.Module:
+    """A deep copy.
+
+    Raises:
+        StrategyError: If the model cannot be copied.
+    """
+    try:
+        return copy.deepcopy(model)
+    except (RuntimeError, TypeError, NotImplementedError) as error:
+        raise StrategyError(f"The model cannot be copied: {str(error).splitlines()[0]}.") from error
+
+
+def _subject(program: Program, base: nn.Module) -> Subject:
+    calls = tuple(_calls(program, PLAN_SEEDS))
+    work = program.workload
+    if any(isinstance(module, torch.jit.ScriptModule) for module in base.modules()):
+        return Subject(base, (), calls, work.mode, work.device)
+    graphs = tuple(record(lambda c=call: program.step(c, base), base, call) for call in calls)  # type: ignore[misc]
+    return Subject(base, graphs, calls, work.mode, work.device)
+
+
+def _calls(program: Program, seeds: tuple[int, ...]) -> Iterator[Call]:
+    """Inputs for each seed, and where the model allows, one of another batch size."""
+    for seed in seeds:
+        yield program.call(seed)
+    own = batch_size(program.call())
+    if own and program.batchable:
+        yield program.call(seeds[-1] + 1, batch=own // 2 if own > 1 else 2)
+
+
+def _verify(program: Program, candidate: nn.Module) -> Verification:
+    calls = tuple(_calls(program, VERIFY_SEEDS))
+    return verify(
+        program.model, candidate, calls, lambda model, call: program.step(call, model), device=program.workload.device
+    )
+
+
+def _compare(program: Program, base: nn.Module, candidate: nn.Module, budget_s: float) -> bench.Comparison:
+    call = program.call()
+    control = copied(base)
+    clock = bench.CudaClock() if program.workload.device.startswith("cuda") else bench.CpuClock()
+    return bench.compare(
+        lambda: program.step(call, base), lambda: program.step(call, control), lambda: program.step(call, candidate),
+        clock, budget_s=budget_s, seed=program.workload.seed,
+    )  # fmt: skip
+
+
+def _sites(plan: Plan, applied: bool = False) -> Sites:
+    members = tuple(dict.fromkeys(member for site in plan.sites for member in site.members)) if applied else ()
+    return Sites(len(plan.sites) + len(plan.refused), len(plan.sites) if applied else 0, plan.refused, members)
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith('.') else '.'}"
+
+
+@contextmanager
+def _state_kept() -> Iterator[None]:
+    """Random state and grad mode as they were, for a job done in the user's own process."""
+    grad = torch.is_grad_enabled()
+    with torch.random.fork_rng():
+        try:
+            yield
+        finally:
+            torch.set_grad_enabled(grad)

@@ -1,0 +1,222 @@
+"""Do the outputs still agree? Against the original, and where rounding differs, both against float64.
+
+Agreement is structure, shape, dtype, and where NaN and infinities are; then ``torch.testing``'s tolerances; else the
+error against float64 may be at most k times the original's own. k and the floor are those of
+``torch._dynamo.utils.same`` (torch 2.13), with the floor scaled down for outputs smaller than one.
+"""
+
+import copy
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fusionadvisor.report.model import Verification
+from fusionadvisor.strategies.base import Call
+
+FLOOR = 1e-5
+SMALL = 1000
+"""Outputs with fewer elements have noisier errors."""
+
+Run = Callable[[nn.Module, Call], object]
+
+
+@dataclass
+class _Worst:
+    """The largest error seen, over leaves and inputs."""
+
+    error: float = 0.0
+    ratio: float | None = None
+    limit: float | None = None
+
+    def see(self, error: float, ratio: float | None, limit: float) -> None:
+        self.error = max(self.error, error)
+        if ratio is not None and math.isfinite(ratio) and (self.ratio is None or ratio > self.ratio):
+            self.ratio, self.limit = ratio, limit
+
+
+def verify(
+    original: nn.Module, candidate: nn.Module, calls: Sequence[Call], run: Run, *, device: str = "cpu", seed: int = 0
+) -> Verification:
+    """Compare two models on each call.
+
+    Args:
+        original: What the candidate must agree with; run on copies of the inputs, never changed by this function.
+        candidate: The model to be judged.
+        calls: Fresh inputs; each is run on its own copy.
+        run: Calls a model, ``program.step`` with its arguments turned round.
+        device: What the verdict holds for.
+        seed: Set before each call of either model, so that dropout draws the same.
+    """
+    worst = _Worst()
+    exact = _in_double(original)
+    first: tuple[object, list[tuple[str, Any]]] | None = None
+    for index, call in enumerate(calls):
+        own_call, new_call = _clone(call), _clone(call)
+        own = _seeded(run, original, own_call, seed + index)
+        new = _seeded(run, candidate, new_call, seed + index)
+        reason = _inputs_differ(own_call, new_call)
+        truth = None if exact is None else _truth(run, exact, call, seed + index)
+        reason = reason or _compare(own, new, truth, worst)
+        if first is not None and not reason and _changed(*first):
+            reason = "the first output was overwritten by the next call"
+        if reason:
+            where = f"input set {index + 1} of {len(calls)}: "
+            return Verification("diverges", device, worst.error, worst.ratio, worst.limit, index + 1, where + reason)
+        if first is None:
+            first = new, [(path, _snapshot(leaf)) for path, leaf in leaves(new)]
+    if first is not None and all(_empty(leaf) for _, leaf in first[1]):
+        return Verification("unchecked", device, inputs=len(calls), reason="the outputs hold no number to compare")
+    return Verification("agrees", device, worst.error, worst.ratio, worst.limit, len(calls))
+
+
+def leaves(value: object, path: str = "output") -> Iterator[tuple[str, Any]]:
+    """Tensors and scalars of nested outputs with their paths, ``output['logits'][0]``."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from leaves(item, f"{path}[{key!r}]")
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from leaves(item, f"{path}[{index}]")
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from leaves(getattr(value, field.name), f"{path}.{field.name}")
+    else:
+        yield path, value
+
+
+def _compare(own: object, new: object, truth: object, worst: _Worst) -> str:
+    own_leaves, new_leaves = list(leaves(own)), list(leaves(new))
+    if [path for path, _ in own_leaves] != [path for path, _ in new_leaves]:
+        return "the outputs are structured differently"
+    truths = [leaf for _, leaf in leaves(truth)]
+    if len(truths) != len(own_leaves):
+        truths = [None] * len(own_leaves)
+    for (path, a), (_, b), c in zip(own_leaves, new_leaves, truths, strict=True):
+        if reason := _compare_leaf(a, b, c, worst):
+            return f"{path} {reason}"
+    return ""
+
+
+def _compare_leaf(own: Any, new: Any, truth: Any, worst: _Worst) -> str:
+    if not isinstance(own, Tensor) or not isinstance(new, Tensor):
+        if type(own) is not type(new):
+            return f"is {type(new).__name__} instead of {type(own).__name__}"
+        same = math.isclose(own, new, rel_tol=1e-5, abs_tol=1e-8) if isinstance(own, float) else bool(own == new)
+        return "" if same else f"is {new!r} instead of {own!r}"
+    for word in ("shape", "dtype", "device", "layout"):
+        if getattr(own, word) != getattr(new, word):
+            return f"has {word} {_plain(getattr(new, word))} instead of {_plain(getattr(own, word))}"
+    if own.layout is not torch.strided:
+        own, new = own.to_dense(), new.to_dense()
+    own, new = own.detach(), new.detach()
+    if not (own.is_floating_point() or own.is_complex()):
+        different = int((own != new).sum())
+        return f"differs in {different} of {own.numel()} elements" if different else ""
+    for word, mask in (("NaN", torch.isnan), ("infinite", torch.isinf)):
+        if not torch.equal(mask(own), mask(new)):
+            return f"is {word} where the original is not, or the other way round"
+    return _compare_numbers(own, new, truth, worst)
+
+
+def _compare_numbers(own: Tensor, new: Tensor, truth: Any, worst: _Worst) -> str:
+    finite = torch.isfinite(own)
+    if not torch.equal(own[~finite].isneginf(), new[~finite].isneginf()):
+        return "has an infinity of the other sign"
+    if not bool(finite.any()):
+        return ""
+    a, b = _wide(own[finite]), _wide(new[finite])
+    error = float((a - b).abs().max())
+    usable = isinstance(truth, Tensor) and truth.shape == own.shape and bool(torch.isfinite(truth[finite]).all())
+    k = 3.0 if own.dtype in (torch.float16, torch.bfloat16) or own.numel() < SMALL else 2.0
+    own_error = new_error = ratio = None
+    if usable:
+        c = _wide(truth.detach()[finite])
+        own_error, new_error = _rms(a - c), _rms(b - c)
+        ratio = new_error / own_error if own_error > 0 else None
+    worst.see(error, ratio, k)
+    scale = min(1.0, _rms(a))
+    rtol, atol = _TOLERANCES.get(own.dtype, (1.3e-6, 1e-5))
+    if bool(((a - b).abs() <= atol * scale + rtol * a.abs()).all()):
+        return ""
+    if own_error is None or new_error is None:
+        return f"differs by up to {error:.2g}, and there is no float64 run to tell whether that is rounding"
+    if new_error <= k * own_error + FLOOR * scale:
+        return ""
+    return f"differs by up to {error:.2g}: its error against float64 is {new_error:.2g}, the original's {own_error:.2g}"
+
+
+_TOLERANCES = {
+    torch.float16: (1e-3, 1e-5),
+    torch.bfloat16: (1.6e-2, 1e-5),
+    torch.float64: (1e-7, 1e-7),
+    torch.complex128: (1e-7, 1e-7),
+}
+"""(rtol, atol) of ``torch.testing.assert_close``; float32's where none is named."""
+
+
+def _in_double(model: nn.Module) -> nn.Module | None:
+    """A float64 copy, or None where the model cannot be copied or cast."""
+    try:
+        return copy.deepcopy(model).double()
+    except (RuntimeError, TypeError, NotImplementedError, AttributeError):
+        return None
+
+
+def _truth(run: Run, exact: nn.Module, call: Call, seed: int) -> object:
+    """The float64 outputs, or None where the model does not run in float64 (a dtype may be written into it)."""
+    try:
+        return _seeded(run, exact, call.map(lambda _, t: t.double() if t.is_floating_point() else t.clone()), seed)
+    except (RuntimeError, TypeError, ValueError, NotImplementedError):
+        return None
+
+
+def _seeded(run: Run, model: nn.Module, call: Call, seed: int) -> object:
+    torch.manual_seed(seed)
+    return run(model, call)
+
+
+def _clone(call: Call) -> Call:
+    return call.map(lambda _, tensor: tensor.clone())
+
+
+def _inputs_differ(own: Call, new: Call) -> str:
+    for (name, a), (_, b) in zip(own.tensors(), new.tensors(), strict=True):
+        if not _same_bits(a, b):
+            return f"the call changed its input {name}, which the original does not"
+    return ""
+
+
+def _same_bits(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and bool(((a == b) | (a.isnan() & b.isnan() if a.is_floating_point() else a == b)).all())
+
+
+def _changed(output: object, before: list[tuple[str, Any]]) -> bool:
+    now = dict(leaves(output))
+    return any(isinstance(leaf, Tensor) and not _same_bits(leaf, now[path]) for path, leaf in before)
+
+
+def _snapshot(leaf: Any) -> Any:
+    return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf
+
+
+def _empty(leaf: Any) -> bool:
+    if isinstance(leaf, Tensor):
+        return not leaf.numel() or bool(leaf.is_floating_point() and not torch.isfinite(leaf).any())
+    return leaf is None
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
+
+
+def _rms(difference: Tensor) -> float:
+    return float(difference.abs().square().mean().sqrt())
+
+
+def _plain(value: object) -> str:
+    return str(list(value)) if isinstance(value, torch.Size) else str(value).removeprefix("torch.")

@@ -1,0 +1,123 @@
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fusionadvisor.evaluate.verify import verify
+from fusionadvisor.report.model import Verification
+from fusionadvisor.strategies.base import Call
+
+
+class Maps(nn.Module):
+    """Returns whatever its function makes of the input."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+def judged(original: Any, candidate: Any, *tensors: Tensor, count: int = 3) -> Verification:
+    generator = torch.Generator().manual_seed(1)
+    first = tensors or (torch.randn(4, 6, generator=generator),)
+    calls = [Call(tuple(t + i if t.is_floating_point() else t for t in first)) for i in range(count)]
+    with torch.no_grad():
+        return verify(Maps(original), Maps(candidate), calls, lambda model, c: model(*c.args, **c.kwargs))
+
+
+@dataclass
+class Output:
+    logits: Tensor
+    name: str = "x"
+
+
+def test_agreement_says_how_much_was_compared() -> None:
+    found = judged(lambda x: {"a": x * 2, "b": (x.sum(), 3)}, lambda x: {"a": x + x, "b": (x.sum(), 3)})
+    assert (found.verdict, found.inputs, found.reason) == ("agrees", 3, "")
+
+
+@pytest.mark.parametrize(
+    ("candidate", "words"),
+    [
+        (lambda x: (x * 2, x), "structured differently"),
+        (lambda x: (x * 2)[:1], "output has shape [1, 6] instead of [4, 6]"),
+        (lambda x: (x * 2).double(), "dtype float64 instead of float32"),
+        (lambda x: x * 2.001, "differs by up to"),
+        (lambda x: torch.where(x > 0, x * 2, torch.nan), "output is NaN where the original is not"),
+        (lambda x: torch.where(x > 0, x * 2, torch.inf), "output is infinite"),
+        (lambda x: 3.0, "is float instead of Tensor"),
+    ],
+)
+def test_divergence_is_named(candidate: Any, words: str) -> None:
+    found = judged(lambda x: x * 2, candidate)
+    assert found.verdict == "diverges"
+    assert words in found.reason
+    assert found.reason.startswith("input set 1 of 3")
+
+
+def test_scalars_integers_and_dataclasses() -> None:
+    assert judged(lambda x: Output(x), lambda x: Output(x + 0)).verdict == "agrees"
+    assert "output.name is 'y'" in judged(lambda x: Output(x), lambda x: Output(x, "y")).reason
+    assert "differs in 1 of 2" in judged(lambda x: torch.tensor([1, 2]), lambda x: torch.tensor([1, 3])).reason
+    assert judged(lambda x: x > 0, lambda x: ~(x <= 0)).verdict == "agrees"
+
+
+def test_the_same_infinities_agree_and_opposite_ones_do_not() -> None:
+    x = torch.tensor([1.0, torch.inf, -torch.inf, torch.nan])
+    assert judged(lambda x: x, lambda x: x.clone(), x).verdict == "agrees"
+    assert "infinity of the other sign" in judged(lambda x: x, lambda x: -x.abs(), x.abs()).reason
+
+
+def test_outputs_without_a_number_are_not_called_agreeing() -> None:
+    assert judged(lambda x: x * torch.nan, lambda x: x * torch.nan).verdict == "unchecked"
+    assert judged(lambda x: None, lambda x: None).verdict == "unchecked"
+
+
+def test_rounding_no_worse_than_the_originals_own_agrees() -> None:
+    # a sum in another order in half precision: far outside testing tolerances, no worse against float64
+    x = torch.randn(64, 4096, generator=torch.Generator().manual_seed(3)).half()
+    found = judged(lambda x: x.cumsum(1)[:, -1], lambda x: x.flip(1).cumsum(1)[:, -1], x)
+    assert found.verdict == "agrees"
+    assert found.rmse_ratio is not None
+    assert 0 < found.rmse_ratio < 3
+    assert found.limit == 3.0
+    worse = judged(lambda x: x.float().sum(1).half(), lambda x: x.float().sum(1).half() * 1.01, x)
+    assert worse.verdict == "diverges"
+    assert "the original's" in worse.reason
+
+
+def test_small_outputs_are_not_excused_by_an_absolute_tolerance() -> None:
+    found = judged(lambda x: x * 1e-7, lambda x: x * 0.0)
+    assert found.verdict == "diverges"
+
+
+def test_an_output_the_next_call_overwrites_is_found() -> None:
+    kept = torch.zeros(4, 6)
+    found = judged(lambda x: x * 2, lambda x: torch.mul(x, 2, out=kept))
+    assert "overwritten by the next call" in found.reason
+
+
+def test_a_changed_input_is_found_unless_the_original_changes_it_too() -> None:
+    def in_place(x: Tensor) -> Tensor:
+        return x.mul_(2)
+
+    assert "changed its input input0" in judged(lambda x: x * 2, in_place).reason
+    assert judged(in_place, in_place).verdict == "agrees"
+
+
+def test_dropout_draws_the_same_in_both() -> None:
+    assert judged(nn.functional.dropout, nn.functional.dropout).verdict == "agrees"
+
+
+def test_the_original_and_the_inputs_are_left_alone() -> None:
+    model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(inplace=True))
+    x = torch.randn(2, 6)
+    before = {k: v.clone() for k, v in model.state_dict().items()}, x.clone()
+    verify(model, model, [Call((x,))], lambda m, c: m(*c.args))
+    assert torch.equal(x, before[1])
+    assert all(torch.equal(v, before[0][k]) for k, v in model.state_dict().items())
+    assert next(model.parameters()).dtype is torch.float32
