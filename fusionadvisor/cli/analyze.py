@@ -4,7 +4,15 @@ from typing import Annotated
 
 import typer
 
-from fusionadvisor.cli.options import FailOption, ForceOption, Format, FormatOption, JsonOption, MarkdownOption
+from fusionadvisor.cli.options import (
+    FailOption,
+    ForceOption,
+    Format,
+    FormatOption,
+    HtmlOption,
+    JsonOption,
+    MarkdownOption,
+)
 
 
 def analyze(
@@ -12,6 +20,7 @@ def analyze(
         str, typer.Argument(metavar="TRACE", help="A torch.profiler trace: .json, .json.gz, or - for standard input.")
     ],
     json: JsonOption = None,
+    html: HtmlOption = None,
     markdown: MarkdownOption = None,
     fail_on: FailOption = None,
     format: FormatOption = Format.text,
@@ -21,7 +30,7 @@ def analyze(
     from fusionadvisor import advisor
     from fusionadvisor.cli.output import Output, working
 
-    output = Output.checked(format, force=force, fail_on=fail_on, json=json, markdown=markdown)
+    output = Output.checked(format, force=force, fail_on=fail_on, json=json, html=html, markdown=markdown)
     with working() as say:
         report = advisor.analyze(trace, progress=say)
     output.emit(report)

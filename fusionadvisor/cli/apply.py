@@ -14,6 +14,7 @@ from fusionadvisor.cli.options import (
     ForceOption,
     Format,
     FormatOption,
+    HtmlOption,
     InputOption,
     JsonOption,
     MarkdownOption,
@@ -44,6 +45,7 @@ def apply(
         Path | None, typer.Option("--save", metavar="DIR", help="Write the recipe of what was kept.")
     ] = None,
     json: JsonOption = None,
+    html: HtmlOption = None,
     markdown: MarkdownOption = None,
     format: FormatOption = Format.text,
     force: ForceOption = False,
@@ -53,7 +55,7 @@ def apply(
     from fusionadvisor.cli.output import Output, working
 
     names = _strategies(strategy)
-    output = Output.checked(format, force=force, json=json, markdown=markdown)
+    output = Output.checked(format, force=force, json=json, html=html, markdown=markdown)
     if target is None:
         from fusionadvisor.render import labels
 

@@ -15,13 +15,13 @@ FIGURES: dict[str, Callable[[Report], float]] = {
     "kernels": lambda r: round(verdict.kernels(r) / verdict.steps_shown(r)),
     "groups": lambda r: r.fusion.groups,
     "syncs": lambda r: r.fusion.syncs,
-    "unfused_us": lambda r: r.fusion.unfused_us / verdict.steps_shown(r),
+    "unfused_us": lambda r: r.fusion.unfused_us,
     "unfused_share": lambda r: r.fusion.unfused_us / (verdict.kernel_us(r) or 1.0),
     "fused_share": lambda r: r.fusion.fused_share,
     "saving_us": verdict.could_save,
     "latency_ms": lambda r: r.latency.median_ms if r.latency else 0.0,
 }
-"""What a condition can be about; of one step where a live profile recorded several."""
+"""What a condition can be about; of one step where several were recorded."""
 
 _COMPARE: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt, "==": operator.eq, "!=": operator.ne,

@@ -41,9 +41,9 @@ def _strategies() -> list[tuple[str, ...]]:
 
 
 def _gpus() -> list[tuple[str, ...]]:
-    from fusionadvisor.analysis.devices import DEVICES
+    from fusionadvisor.analysis.devices import GPUS
 
     return [
-        (gpu.name, f"sm {gpu.compute_capability}", f"{gpu.bandwidth_gbs:,.0f} GB/s", f"{gpu.sms} SMs")
-        for gpu in DEVICES
+        (gpu.name, f"{gpu.peak_gbs:,.0f} GB/s".rjust(10), f"{gpu.tensor_tflops:,.0f} TFLOP/s".rjust(13), gpu.source)
+        for gpu in GPUS
     ]

@@ -24,6 +24,9 @@ MarkdownOption = Annotated[
         "--markdown", metavar="FILE", help="Also write Markdown; adds to $GITHUB_STEP_SUMMARY if that is FILE."
     ),
 ]
+HtmlOption = Annotated[
+    Path | None, typer.Option("--html", metavar="FILE", help="Also write one HTML page that needs nothing else.")
+]
 FailOption = Annotated[
     list[str] | None,
     typer.Option("--fail-on", metavar="EXPR", help='Exit 1 if so: a rule, FA101, or a figure, "kernels>120".'),

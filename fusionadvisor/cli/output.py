@@ -43,11 +43,27 @@ def _is_json_report(path: Path) -> bool:
     return True
 
 
-def _starts_as_markdown_report(path: Path) -> bool:
+def _html(report: "Report") -> str:
+    from fusionadvisor.render import html
+
+    return html.compose(report)
+
+
+def _begins(path: Path, mark: str) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(mark)) == mark.encode()
+
+
+def _is_markdown_report(path: Path) -> bool:
     from fusionadvisor.render.markdown import MARK
 
-    with path.open("rb") as file:
-        return file.read(len(MARK)) == MARK.encode()
+    return _begins(path, MARK)
+
+
+def _is_html_report(path: Path) -> bool:
+    from fusionadvisor.render.html import MARK
+
+    return _begins(path, MARK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +78,8 @@ class Kind:
 
 KINDS = {
     "json": Kind("--json", _json, _is_json_report),
-    "markdown": Kind("--markdown", _markdown, _starts_as_markdown_report),
+    "markdown": Kind("--markdown", _markdown, _is_markdown_report),
+    "html": Kind("--html", _html, _is_html_report),
 }
 
 

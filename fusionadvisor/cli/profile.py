@@ -12,6 +12,7 @@ from fusionadvisor.cli.options import (
     ForceOption,
     Format,
     FormatOption,
+    HtmlOption,
     InputOption,
     JsonOption,
     MarkdownOption,
@@ -31,6 +32,7 @@ def profile(
     seed: SeedOption = 0,
     trust: TrustOption = False,
     json: JsonOption = None,
+    html: HtmlOption = None,
     markdown: MarkdownOption = None,
     fail_on: FailOption = None,
     format: FormatOption = Format.text,
@@ -42,7 +44,7 @@ def profile(
     from fusionadvisor.cli.output import Output, warn, working
     from fusionadvisor.errors import InputError
 
-    output = Output.checked(format, force=force, fail_on=fail_on, json=json, markdown=markdown)
+    output = Output.checked(format, force=force, fail_on=fail_on, json=json, html=html, markdown=markdown)
     with working() as say:
         report = advisor.profile(
             target, entry=entry, inputs=inputs or (), train=train, device=device, steps=steps, seed=seed, trust=trust,

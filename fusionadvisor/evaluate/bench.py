@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-import numpy as np
-
 from fusionadvisor.report.model import Speedup, Timing
 from fusionadvisor.statistics import median_ci
 
@@ -129,9 +127,9 @@ def warm_up(run: Run, clock: Clock) -> None:
 
 def judge(baseline_s: list[float], control_s: list[float], candidate_s: list[float]) -> Comparison:
     """Draw the verdict from samples in seconds a call; sample *i* of each arm was taken in round *i*."""
-    before, control, after = (np.asarray(arm) for arm in (baseline_s, control_s, candidate_s))
-    speedup, ci = median_ci(before / after)
-    _, (low, high) = median_ci(before / control)
+    speedup, *ends = median_ci([a / b for a, b in zip(baseline_s, candidate_s, strict=True)])
+    _, low, high = median_ci([a / b for a, b in zip(baseline_s, control_s, strict=True)])
+    ci = ends[0], ends[1]
     # which copy came off better is chance, so the band is as wide on the other side of 1
     band = min(low, 1 / high), max(high, 1 / low)
     verdict: Verdict = "faster" if ci[0] > band[1] else "slower" if ci[1] < band[0] else "same"
@@ -141,8 +139,8 @@ def judge(baseline_s: list[float], control_s: list[float], candidate_s: list[flo
 def timing(samples_s: list[float]) -> Timing:
     """Summarise one arm's samples, seconds a call."""
     samples_ms = tuple(1e3 * sample for sample in samples_s)
-    median, ci = median_ci(samples_ms)
-    return Timing(median, ci, samples_ms)
+    median, low, high = median_ci(samples_ms)
+    return Timing(median, (low, high), samples_ms)
 
 
 def _orders(seed: int) -> Iterator[tuple[int, ...]]:

@@ -5,7 +5,7 @@ import sys
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 
 import torch
 
@@ -52,12 +52,12 @@ def _phase_from_file(name: str) -> Phase | None:
     return next((phase for prefix, phase in _PHASE_FILES.items() if inside.startswith(prefix)), None)
 
 
-def where() -> Where:
-    """Walk the Python stack from the caller outwards."""
+def where(root: CodeType) -> Where:
+    """Walk the Python stack from the caller outwards, to the function that started the run."""
     current: FrameType | None = sys._getframe(1)
     frame: Frame | None = None
     phase: Phase | None = None
-    while current is not None:
+    while current is not None and current.f_code is not root:
         name = current.f_code.co_filename
         if name not in _user_file:
             _user_file[name], _phase_of_file[name] = _is_user_file(name), _phase_from_file(name)

@@ -181,7 +181,7 @@ class _Recorder:
         self.counts[path] = scope.call + 1
         draft = _Draft(
             path, type(module).__name__, scope.call, tuple(self.known((args, kwargs))), len(self.ops),
-            self.scopes[-1].path, where().frame,
+            self.scopes[-1].path, where(record.__code__).frame,
         )  # fmt: skip
         self.drafts.append(draft)
         self.scopes.append(scope)
@@ -241,7 +241,7 @@ class _Recorder:
 
     def _origin(self) -> tuple[_Origin, Phase]:
         """Whose op this is: of the running module, or in the backward pass of the forward op it belongs to."""
-        seen, scope = where(), self.scopes[-1]
+        seen, scope = where(record.__code__), self.scopes[-1]
         here = _Origin(scope.path, scope.call, seen.frame)
         node: Any = torch._C._current_autograd_node()
         if node is None and seen.phase != "backward":

@@ -6,7 +6,7 @@ from fusionadvisor.catalog import entry
 from fusionadvisor.render import labels, verdict
 from fusionadvisor.render.text import cleaned
 from fusionadvisor.report.model import Attempt, Finding, Report
-from fusionadvisor.units import percent, plural, range_us, time_us
+from fusionadvisor.units import percent, plural, time_us
 
 MARK = "<!-- fusion-advisor report -->"
 """First line of the text, by which a file or comment is known as this tool's own."""
@@ -62,7 +62,7 @@ def _about(report: Report) -> str:
 def _kinds(report: Report) -> str:
     if not report.timeline or not report.timeline.by_kind:
         return ""
-    steps, total = verdict.steps_shown(report), verdict.kernel_us(report) or 1.0
+    steps, total = verdict.steps_shown(report), sum(k.gpu_us for k in report.timeline.by_kind) or 1.0
     rows = [
         [labels.KINDS.get(k.kind, escape(k.kind)), f"{round(k.kernels / steps):,}", time_us(k.gpu_us / steps),
          percent(k.gpu_us / total)]
@@ -83,12 +83,10 @@ def _findings(report: Report) -> str:
 
 
 def _finding(finding: Finding) -> list[str]:
-    step = finding.saving.step_us
-    saving = "not added: overlaps" if finding.overlaps else range_us(step.low, step.high)
     places = [code(labels.where(finding, 3)), code(labels.source(finding.source))]
     rule = f"[{finding.rule}]({entry(finding.rule).url})" if re.fullmatch(r"FA\d{3}", finding.rule) else finding.rule
     title = f"{escape(finding.title)} {labels.counted(finding)}".rstrip()
-    return [rule, title, " ".join(filter(None, places)), saving, ", ".join(finding.remedies)]
+    return [rule, title, " ".join(filter(None, places)), labels.saving(finding), ", ".join(finding.remedies)]
 
 
 def _attempts(report: Report) -> str:

@@ -8,7 +8,7 @@ from fusionadvisor.render import labels, verdict
 from fusionadvisor.render.attempts import attempts
 from fusionadvisor.render.text import Piece, Sheet, cleaned
 from fusionadvisor.report.model import Finding, Report
-from fusionadvisor.units import percent, plural, range_us, size_bytes, time_us
+from fusionadvisor.units import percent, plural, size_bytes, time_us
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -90,7 +90,8 @@ def _subject(sheet: Sheet, report: Report) -> None:
     line = report.timeline
     items = [(labels.file_name(report.source), "bold")]
     if line:
-        items.append((f"{plural(line.steps, 'step')} ({_steps_from(line.steps_from)})", ""))
+        count = plural(verdict.kernels(report), "kernel")
+        items.append((f"{count} in {plural(line.steps, 'step')} ({_steps_from(line.steps_from)})", ""))
         devices = len([d for d in line.devices if d.kernels])
         items += [(plural(devices, "device"), "")] if devices > 1 else []
         if linked := verdict.kernels(report) and line.linked_share:
@@ -124,17 +125,12 @@ def _step(sheet: Sheet, report: Report) -> None:
     if moved and all(b >= 0 for b in line.kernels.bytes):
         items.append(f"{size_bytes(moved / verdict.steps_shown(report))} moved")
     if report.fusion.syncs:
-        items.append((plural(round(report.fusion.syncs / verdict.steps_shown(report)), "sync"), "yellow"))
+        items.append((plural(report.fusion.syncs, "sync"), "yellow"))
     if report.fusion.graphed_share:
         items.append(f"{percent(report.fusion.graphed_share)} replayed from a graph")
     sheet.flow(items, lead=[("Step      ", "bold")], indent=10, gap="   ")
-    bound = report.fusion.launch_bound
-    if bound.break_even_us is not None and report.latency is None and bound.share is None:
-        known = f"; unknown here: {bound.reason}" if bound.reason else ""
-        sheet.say(
-            f"launch-bound if the CPU needs more than {bound.break_even_us:.2f} µs a kernel{known}",
-            style="dim", indent=10,
-        )  # fmt: skip
+    if report.fusion.launch_bound.share is None and not labels.cpu_times(report):
+        sheet.say(report.fusion.launch_bound.reason, style="dim", lead=[" " * 10], indent=10)
 
 
 def _busy(report: Report) -> float | None:
@@ -193,7 +189,7 @@ def _findings(sheet: Sheet, report: Report) -> None:
 
 def _finding(sheet: Sheet, finding: Finding, wide: bool) -> None:
     how = finding.remedies[0] if finding.remedies else "by hand"
-    saving = "not added" if finding.overlaps else range_us(finding.saving.step_us.low, finding.saving.step_us.high)
+    saving, colour = labels.saving(finding), "green" if finding.saving.step_us.high > 0 else "dim"
     room = sheet.width - 9 - (HOW if wide else 0)
     title = sheet.spell(f"{finding.title}  {labels.counted(finding)}".rstrip())
     size, amount = sheet.size(title), sheet.size(saving)
@@ -202,7 +198,7 @@ def _finding(sheet: Sheet, finding: Finding, wide: bool) -> None:
         title = sheet.cell(title, room - amount - 2)
         size = sheet.size(title)
     sheet.add(
-        *head, (title, "bold"), " " * (room - size - amount), (saving, "dim" if finding.overlaps else "green"),
+        *head, (title, "bold"), " " * (room - size - amount), (saving, colour),
         ("  " + how if wide else "", "magenta"),
     )  # fmt: skip
     items: list[Piece] = [i for i in (labels.where(finding), labels.source(finding.source)) if i]
@@ -210,9 +206,8 @@ def _finding(sheet: Sheet, finding: Finding, wide: bool) -> None:
     if not wide:
         items.append((f"how: {how}", "magenta"))
     sheet.flow(items, indent=9)
-    if finding.overlaps:
-        rules = ", ".join(dict.fromkeys(o.split("#")[0] for o in finding.overlaps))
-        sheet.say(f"overlaps the kernels of {rules}", style="dim", indent=9)
+    if overlap := labels.overlap(finding):
+        sheet.say(overlap, style="dim", indent=9)
     for sentence in finding.evidence[:2]:
         sheet.say(sentence, style="dim", indent=9)
 

@@ -6,15 +6,16 @@ from fusionadvisor.units import number_us, percent, plural
 
 
 def of_step(report: Report) -> float:
-    """Time the savings are a part of, in µs: the measured latency, else the recorded steps."""
+    """One step in µs, which savings are a part of: the measured latency, else as recorded."""
     if report.latency:
         return report.latency.median_ms * 1e3
-    return report.timeline.step_us * max(report.timeline.steps, 1) if report.timeline else 0.0
+    return report.timeline.step_us if report.timeline else 0.0
 
 
 def kernel_us(report: Report) -> float:
-    """Summed time of all kernels, in µs."""
-    return sum(device.kernel_us for device in report.timeline.devices) if report.timeline else 0.0
+    """Summed time of a step's kernels, in µs."""
+    devices = report.timeline.devices if report.timeline else ()
+    return sum(device.kernel_us for device in devices) / steps_shown(report)
 
 
 def kernels(report: Report) -> int:
@@ -23,15 +24,14 @@ def kernels(report: Report) -> int:
 
 
 def steps_shown(report: Report) -> int:
-    """By how many steps figures are divided: a live profile records equal steps, a trace is shown as it is."""
-    live = report.timeline is not None and report.timeline.basis != "recorded"
-    return max(report.timeline.steps, 1) if report.timeline and live else 1
+    """Into how many steps the timeline's totals are divided, as findings and savings already are."""
+    return max(report.timeline.steps, 1) if report.timeline else 1
 
 
 def ranked(report: Report) -> list[Finding]:
-    """The findings worth acting on, the largest saving first, those that share others' kernels last."""
+    """The findings worth acting on, the largest saving first."""
     worth = [f for f in report.findings if not f.footnote]
-    return sorted(worth, key=lambda f: (bool(f.overlaps), -_expected(f)))
+    return sorted(worth, key=lambda f: -_expected(f))
 
 
 def _expected(finding: Finding) -> float:
@@ -41,7 +41,7 @@ def _expected(finding: Finding) -> float:
 
 def could_save(report: Report) -> float:
     """Upper end of what the findings could save together, in µs; never more than the step."""
-    total = sum(finding.saving.step_us.high for finding in labels.added_up(report.findings))
+    total = sum(finding.saving.step_us.high for finding in report.findings)
     return min(total, of_step(report) or total)
 
 

@@ -5,7 +5,6 @@ from typing import cast
 import pytest
 
 from fusionadvisor.evaluate import bench
-from fusionadvisor.statistics import median_ci
 
 
 class FakeClock:
@@ -90,19 +89,3 @@ def test_warm_up_ends_when_calls_agree() -> None:
     values = iter(range(1, 100))
     bench.warm_up(lambda: 2.0 ** next(values), restless)
     assert len(restless.calls) == bench.WARM_UP_CALLS
-
-
-def test_median_ci_covers_the_true_median_about_as_often_as_it_says() -> None:
-    draw = random.Random(5)
-    covered = 0
-    for trial in range(200):
-        _, (low, high) = median_ci([draw.gauss(10, 1) for _ in range(60)], seed=trial)
-        covered += low <= 10 <= high
-    assert 180 <= covered <= 199
-
-
-def test_median_ci_is_repeatable_and_refuses_nothing_at_all() -> None:
-    assert median_ci([3.0, 1.0, 2.0]) == median_ci([3.0, 1.0, 2.0])
-    assert median_ci([4.0]) == (4.0, (4.0, 4.0))
-    with pytest.raises(ValueError, match="no samples"):
-        median_ci([])

@@ -70,9 +70,9 @@ def test_colour_follows_the_terminal(monkeypatch: pytest.MonkeyPatch, env: dict[
 
 
 def test_verdict_adds_only_what_adds_up() -> None:
-    # 111 + 74 of the two findings that own their kernels; the third shares one of them
+    # 111 + 74 µs; the third finding's kernels are counted in the others
     assert "up to 185 µs of 462 µs could go" in text(PROFILE)
-    assert "36 % of the kernel time is unfused work" in text(PROFILE)  # 1650 of 4580 µs
+    assert "36 % of the kernel time is unfused work" in text(PROFILE)  # 165 of 458 µs
 
 
 def test_verdict_never_exceeds_the_step() -> None:
@@ -91,9 +91,10 @@ def test_first_line_says_that_times_are_cpu_times() -> None:
     assert "CPU times" in first
 
 
-def test_a_profile_is_shown_for_one_step() -> None:
+def test_totals_of_several_steps_are_shown_for_one() -> None:
     assert "10 kernels" in text(PROFILE)
     assert "100 kernels" not in text(PROFILE)
+    assert "4 kernels    219.0 µs" in text(PROFILE)
 
 
 def test_a_trace_is_shown_as_recorded() -> None:

@@ -1,0 +1,174 @@
+"""Run a workload under the profiler, record its data flow, and measure its latency apart from both."""
+
+import os
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, schedule
+
+from fusionadvisor.capture.align import align
+from fusionadvisor.errors import EnvironmentUnfitError
+from fusionadvisor.flow.graph import FlowGraph
+from fusionadvisor.flow.record import record
+from fusionadvisor.report.model import Timing, Warning
+from fusionadvisor.statistics import median_ci
+from fusionadvisor.trace import load
+from fusionadvisor.trace.timeline import Timeline
+from fusionadvisor.workload.program import Program
+
+PROFILE_SECONDS = 2.0
+LATENCY_SECONDS = 3.0
+MOST_STEPS = 5
+MOST_SAMPLES = 200
+FEWEST_SAMPLES = 5
+WARM_UP = 3
+_SILENT = "99"
+"""Kineto writes its start and stop to stderr at every level that it names itself."""
+
+
+@dataclass(frozen=True)
+class Captured:
+    """What one workload did: its timeline linked to its data flow, its unprofiled latency, and what to know of both."""
+
+    timeline: Timeline
+    flow: FlowGraph
+    latency: Timing
+    warnings: tuple[Warning, ...] = ()
+
+
+def capture(program: Program, *, steps: int | None = None) -> Captured:
+    """Record, profile and time a program.
+
+    Args:
+        program: Ready to run; a training program is trained by it.
+        steps: Steps to profile; None profiles up to 5, fewer where a step is long.
+
+    Raises:
+        EnvironmentUnfitError: The profiler records nothing here.
+        InputError: The model raises.
+    """
+    call = program.call()
+
+    def run() -> Any:
+        return program.step(call)
+
+    step_s = _warm_up(run, program)
+    flow = record(run, program.model, call)
+    recorded = _profile(run, program, steps or max(1, min(MOST_STEPS, int(PROFILE_SECONDS / step_s))))
+    aligned = align(recorded, flow)
+    latency = measure_latency(run, program)
+    said = (*_unlinked(aligned.unlinked, aligned.kernels), *_noise(program))
+    return Captured(aligned.timeline, flow, latency, said)
+
+
+def _warm_up(run: Callable[[], object], program: Program) -> float:
+    """Run until caches, allocators and lazy state are settled; return the last call's seconds."""
+    took = 0.0
+    for _ in range(WARM_UP):
+        took = _timed(run, program)
+    return took
+
+
+def _timed(run: Callable[[], object], program: Program) -> float:
+    """Seconds of one call, with the device idle before and after."""
+    _synchronize(program)
+    start = time.perf_counter()
+    run()
+    _synchronize(program)
+    return time.perf_counter() - start
+
+
+def _synchronize(program: Program) -> None:
+    if torch.device(program.workload.device).type == "cuda":
+        torch.cuda.synchronize(program.workload.device)
+
+
+def _profile(run: Callable[[], object], program: Program, steps: int) -> Timeline:
+    on_cuda = torch.device(program.workload.device).type == "cuda"
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]
+    os.environ.setdefault("KINETO_LOG_LEVEL", _SILENT)
+    with tempfile.TemporaryDirectory(prefix="fusion-advisor-") as folder:
+        path = Path(folder) / "profile.json"
+        with (
+            warnings.catch_warnings(),
+            profile(
+                activities=activities,
+                schedule=schedule(wait=0, warmup=1, active=steps, repeat=1),
+                on_trace_ready=lambda finished: finished.export_chrome_trace(str(path)),
+                record_shapes=True,
+                acc_events=True,
+            ) as profiler,
+        ):
+            warnings.simplefilter("ignore")
+            for _ in range(steps + 1):
+                run()
+                _synchronize(program)
+                profiler.step()
+        if not path.exists():
+            raise EnvironmentUnfitError("The profiler finished no recording.", "Run `fusion-advisor doctor`.")
+        timeline = load(path, stand_ins=True)
+    _check_recorded(timeline, steps, on_cuda)
+    return replace(timeline, basis="measured", name="")
+
+
+def _check_recorded(timeline: Timeline, steps: int, on_cuda: bool) -> None:
+    if on_cuda and timeline.stand_ins:
+        raise EnvironmentUnfitError(
+            "The profiler recorded no GPU kernels: it has no access to the GPU's performance counters (CUPTI).",
+            "Run `fusion-advisor doctor`; close other profilers, or allow counters for all users in the driver.",
+        )
+    if not len(timeline.kernels):
+        raise EnvironmentUnfitError("The profiler recorded no work.", "Run `fusion-advisor doctor`.")
+    if len(timeline.steps) != steps:
+        raise EnvironmentUnfitError(
+            f"The profiler recorded {len(timeline.steps)} of {steps} steps.", "Try again with fewer --steps."
+        )
+
+
+def measure_latency(run: Callable[[], object], program: Program) -> Timing:
+    """Time single calls, each alone on the device and without a profiler; peak memory where the device tells it.
+
+    Takes up to 200 samples in about three seconds, at least five.
+    """
+    on_cuda = torch.device(program.workload.device).type == "cuda"
+    if on_cuda:
+        torch.cuda.reset_peak_memory_stats(program.workload.device)
+    taken: list[float] = []
+    until = time.perf_counter() + LATENCY_SECONDS
+    while len(taken) < FEWEST_SAMPLES or (len(taken) < MOST_SAMPLES and time.perf_counter() < until):
+        taken.append(1e3 * _timed(run, program))
+    middle, low, high = median_ci(taken)
+    peak = torch.cuda.max_memory_allocated(program.workload.device) if on_cuda else None
+    return Timing(middle, (low, high), tuple(taken), peak)
+
+
+def _unlinked(count: int, kernels: int) -> tuple[Warning, ...]:
+    if not count:
+        return ()
+    return (
+        Warning(
+            "W21",
+            f"{count} of {kernels} kernels are not linked to the model: the profiled steps ran other ops than the "
+            "recorded one.",
+        ),
+    )
+
+
+def _noise(program: Program) -> tuple[Warning, ...]:
+    """On shared CPU cores OpenMP threads that spin while waiting make latencies vary several times."""
+    on_cpu = torch.device(program.workload.device).type == "cpu"
+    if not on_cpu or torch.get_num_threads() == 1 or os.environ.get("OMP_WAIT_POLICY", "").upper() == "PASSIVE":
+        return ()
+    return (
+        Warning(
+            "W22",
+            f"CPU latency was taken with {torch.get_num_threads()} threads that spin while they wait; set "
+            "OMP_WAIT_POLICY=PASSIVE for steadier figures on shared cores.",
+        ),
+    )

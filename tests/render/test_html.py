@@ -1,0 +1,134 @@
+"""The HTML report: one page that needs nothing else and believes no name it is given."""
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from fusionadvisor.render import charts, html
+from fusionadvisor.report.model import KernelTable, Report, Timing
+from tests.render.samples import ALL, APPLY, CHAIN, FOLD, PROFILE, TRACE, bound
+
+VOID = {"meta", "link", "br"}
+
+
+class Page(HTMLParser):
+    """Checks that tags nest, and keeps what is on the page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if not self.open or self.open[-1] not in ("style", "script"):
+            self.text += data
+
+
+def page(report: Report) -> Page:
+    return Page(html.compose(report))
+
+
+@pytest.mark.parametrize("name", list(ALL))
+def test_pages_are_whole_and_load_nothing(name: str) -> None:
+    text = html.compose(ALL[name])
+    assert text.startswith(html.MARK)
+    found = Page(text)
+    assert found.open == []
+    for tag, attrs in found.tags:
+        assert "src" not in attrs, tag
+        if tag != "a":
+            assert not str(attrs.get("href", "data:")).startswith("http"), tag
+    assert "url(" not in text
+    assert "@import" not in text
+
+
+def test_it_says_what_the_terminal_says() -> None:
+    text = " ".join(page(APPLY).text.split())
+    for said in ("1.66× faster", "462.0 → 278.0 µs", "0.99–1.01", "aten::batch_norm ×3", "cuDNN adds the folded bias"):
+        assert said in text
+    text = " ".join(page(PROFILE).text.split())
+    for said in ("36 % of the kernel time is unfused work", "90–111 µs", "conv4 has a forward hook", "block.py:31"):
+        assert said in text
+
+
+def test_hostile_names_are_text() -> None:
+    name = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\u2028\u202e\"'"
+    table = (
+        replace(PROFILE.timeline.kernels, name=(name, name), op=(name, name), kind=(name, name))
+        if PROFILE.timeline
+        else None
+    )
+    assert TRACE.timeline is not None
+    assert table is not None
+    finding = replace(CHAIN, title=name, module=name, modules=(name,), snippet=name, evidence=(name,), remedies=(name,))
+    text = html.compose(
+        replace(TRACE, source=name, findings=(finding,), timeline=replace(TRACE.timeline, kernels=table, lost=(name,)))
+    )
+    tags = [tag for tag, _ in Page(text).tags]
+    assert tags.count("script") == 1  # the page's own
+    assert "img" not in tags
+    assert not {"\u2028", "\u202e"} & set(text)
+    assert "alert(1)" in Page(text).text
+
+
+def kernels(count: int, *, step: tuple[int, ...] = (), group: tuple[int, ...] = ()) -> KernelTable:
+    return KernelTable(
+        total=count, index=tuple(range(count)), name=("k",) * count, kind=("gemm", "norm") * (count // 2),
+        op=("op",) * count,
+        module=("m",) * count, source=("",) * count, device=(0,) * count, stream=(7,) * count,
+        start_us=tuple(10.0 * i for i in range(count)), dur_us=(5.0,) * count, group=group or (-1,) * count,
+        bytes=(1_000_000,) * count, step=step,
+    )  # fmt: skip
+
+
+def test_timeline_draws_each_kernel_to_scale_and_brackets_groups() -> None:
+    drawn = charts.timeline(kernels(4, group=(-1, 0, 0, -1)))
+    places = re.findall(r'<rect x="([\d.]+)" y="22" width="([\d.]+)"', drawn)
+    # 35 µs on a thousand units: kernels at 0, 10, 20, 30 µs, each 5 µs
+    assert [(round(float(x)), round(float(w))) for x, w in places] == [(0, 143), (286, 143), (571, 143), (857, 143)]
+    (bracket,) = re.findall(r'd="M([\d.]+) 18v-6H([\d.]+)v6"', drawn)
+    assert [round(float(x)) for x in bracket] == [286, 714]
+
+
+def test_timeline_draws_one_step_of_several() -> None:
+    assert charts.timeline(kernels(6, step=(0, 0, 1, 1, 2, 2))).count("<rect") == 2
+
+
+def test_many_kernels_are_drawn_as_columns() -> None:
+    drawn = charts.timeline(kernels(20_000))
+    assert 0 < drawn.count("<rect") <= charts.COLUMNS
+
+
+def test_saving_is_to_the_scale_of_the_step() -> None:
+    drawn = charts.saving(replace(FOLD, saving=bound(100, 300)), 1000.0)
+    bars = re.findall(r'<rect x="([\d.]+)" y="2" width="([\d.]+)" height="12" class="(\w+)"', drawn)
+    assert bars == [("0.00", "1000.00", "track"), ("0.00", "100.00", "sure"), ("100.00", "200.00", "maybe")]
+
+
+def test_waterfall_is_to_scale() -> None:
+    widths = [float(w) for w in re.findall(r'width="([\d.]+)" height="20"', charts.waterfall(APPLY.attempts))]
+    assert [w / widths[0] for w in widths] == pytest.approx([1, 461.1 / 462, 278 / 462], abs=1e-4)
+
+
+def test_nothing_to_draw_draws_nothing() -> None:
+    assert charts.timeline(KernelTable()) == ""
+    assert charts.waterfall(()) == ""
+    assert charts.roofline(kernels(2), None) == ""
+    assert charts.samples([]) == ""
+    assert "circle" not in charts.samples([("a", Timing(1.0, (1.0, 1.0)))])
