@@ -2,6 +2,8 @@
 
 from rich.text import Text
 
+_MARKS = {True: ("yes", "green"), False: ("no ", "red"), None: ("–  ", "dim")}
+
 
 def doctor() -> int:
     """Check what this machine can do: torch, CUDA, driver, profiler; each with what to do where it cannot."""
@@ -13,7 +15,7 @@ def doctor() -> int:
         checks = diagnose()
     with printing() as console:
         for check in checks:
-            mark, style = ("yes", "green") if check.ok else ("no ", "red")
+            mark, style = _MARKS[check.ok]
             console.print(
                 Text.assemble((f"{mark}  ", style), (check.name, "bold"), f"  {check.detail}"), soft_wrap=True
             )

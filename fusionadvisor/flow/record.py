@@ -21,7 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fusionadvisor.flow.arguments import bind, plain
-from fusionadvisor.flow.frames import where
+from fusionadvisor.flow.frames import built_at, where
 from fusionadvisor.flow.graph import FlowGraph, Frame, ModuleCall, Op, Phase
 from fusionadvisor.flow.keep import Kept
 from fusionadvisor.flow.values import Values
@@ -62,6 +62,7 @@ class _Scope:
 
     path: str
     call: int
+    built: Frame | None = None
 
 
 @dataclass
@@ -177,11 +178,11 @@ class _Recorder:
         if path is None:  # not part of the model: made on the fly, or a loss
             return original(module, *args, **kwargs)
         self._claim_nodes()
-        scope = _Scope(path, self.counts.get(path, 0))
+        scope = _Scope(path, self.counts.get(path, 0), built_at(module))
         self.counts[path] = scope.call + 1
         draft = _Draft(
             path, type(module).__name__, scope.call, tuple(self.known((args, kwargs))), len(self.ops),
-            self.scopes[-1].path, where(record.__code__).frame,
+            self.scopes[-1].path, where(record.__code__).frame or scope.built,
         )  # fmt: skip
         self.drafts.append(draft)
         self.scopes.append(scope)
@@ -242,7 +243,7 @@ class _Recorder:
     def _origin(self) -> tuple[_Origin, Phase]:
         """Whose op this is: of the running module, or in the backward pass of the forward op it belongs to."""
         seen, scope = where(record.__code__), self.scopes[-1]
-        here = _Origin(scope.path, scope.call, seen.frame)
+        here = _Origin(scope.path, scope.call, seen.frame or scope.built)
         node: Any = torch._C._current_autograd_node()
         if node is None and seen.phase != "backward":
             self._claim_nodes(here)

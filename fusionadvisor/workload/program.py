@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from fusionadvisor.errors import EnvironmentUnfitError, InputError
+from fusionadvisor.flow.frames import built_alike, construction_watched
 from fusionadvisor.report.model import Mode, TensorSpec, Workload
 from fusionadvisor.workload.inputs import (
     Call,
@@ -127,7 +128,7 @@ def build(workload: Workload) -> Program:
         return ready
     if workload.entry_kind == "live":
         raise InputError("A live model cannot be built again.", "Pass a function that builds it.")
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), construction_watched():
         torch.manual_seed(workload.seed)
         target = load(workload.target, workload.entry)
         return _assemble(workload, target, find_entry(target))
@@ -163,7 +164,7 @@ _ready: dict[Workload, Program] = {}
 
 
 def _inputs_assumed(asked: Workload) -> tuple[str, ...]:
-    return () if asked.inputs_from == "--input" else (f"inputs from {asked.inputs_from}",)
+    return () if asked.inputs_from in ("", "--input") else (f"inputs from {asked.inputs_from}",)
 
 
 def _assemble(workload: Workload, target: Target, entry: Entry) -> Program:
@@ -171,7 +172,8 @@ def _assemble(workload: Workload, target: Target, entry: Entry) -> Program:
     if entry.kind == "module" and workload.mode == "inference":
         # the file keeps its own: programs must not share what a strategy may change
         with user_code(f"{target.label}:{entry.name} cannot be copied", "Define build_model() that builds it."):
-            model = copy.deepcopy(model)
+            own, model = model, copy.deepcopy(model)
+        built_alike(model, own)
     training = find_training(target.module, model) if workload.mode == "training" else None
     return _ready_to_run(workload, model, _source(workload, target, model), training)
 
@@ -185,10 +187,14 @@ def _source(workload: Workload, target: Target, model: nn.Module) -> Source:
     example = getattr(model, "example_input_array", None)
     if example is not None:
         return Given(example, "example_input_array", workload.seed)
+    if type(model).forward is nn.Module.forward:
+        raise InputError(f"{type(model).__name__} has no forward().", f"Name the whole model: {target.label}:NAME.")
     takes = forward_names(model)
+    if not takes:
+        return Given((), "forward", workload.seed)
     raise InputError(
-        f"{target.label} gives no inputs for {type(model).__name__} (its forward takes {', '.join(takes) or 'none'}).",
-        f'Define example_inputs() in it, or pass --input "{takes[0] if takes else "x"}=float32[8,3,224,224]".',
+        f"{target.label} gives no inputs for {type(model).__name__} (its forward takes {', '.join(takes)}).",
+        f'Define example_inputs() in it, or pass --input "{takes[0]}=float32[8,3,224,224]".',
     )
 
 

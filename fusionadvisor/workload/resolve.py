@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
+from fusionadvisor.flow.frames import construction_watched
 from fusionadvisor.report.model import Mode, Workload
 from fusionadvisor.workload import program
 from fusionadvisor.workload.inputs import parse_specs
@@ -38,7 +39,7 @@ def resolve(
     assumed: list[str] = []
     mode: Mode = "training" if train else "inference"
     where = program.check_device(device) if device else _default_device(assumed)
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), construction_watched():
         torch.manual_seed(seed)
         loaded = load(target, entry)
         found = find_entry(loaded)

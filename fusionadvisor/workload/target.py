@@ -87,8 +87,7 @@ def _check_file(path: Path) -> None:
 
 
 def _nearby(path: Path) -> str:
-    folder = path.parent if path.parent.is_dir() else Path()
-    names = [child.name for child in folder.glob("*.py")]
+    names = [child.name for child in path.parent.glob("*.py")]
     hint = did_you_mean(path.name, names) if names else ""
     return hint if hint.startswith("Did") else "Check the path."
 

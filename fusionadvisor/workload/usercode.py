@@ -14,9 +14,7 @@ import torch
 from torch import nn
 
 from fusionadvisor.errors import FusionAdvisorError, InputError
-
-_OWN = str(Path(__file__).parents[1])
-_LIBRARIES = (_OWN, str(Path(torch.__file__).parent), str(Path(os.__file__).parent))
+from fusionadvisor.flow.frames import is_user_file
 
 
 @contextmanager
@@ -33,7 +31,7 @@ def user_code(doing: str, hint: str = "") -> Iterator[None]:
 def what_happened(error: BaseException) -> str:
     """``model.py:31: ValueError: too many classes``: the last line of the user's own code, and the message."""
     place = _place(error)
-    message = first_line(str(error))
+    message = first_line(error.msg if isinstance(error, SyntaxError) else str(error))
     if isinstance(error, SystemExit):
         message = f"it ended the program with exit code {error.code}"
         return f"{place}: {message}" if place else message
@@ -49,15 +47,9 @@ def first_line(message: str, limit: int = 240) -> str:
 def _place(error: BaseException) -> str:
     if isinstance(error, SyntaxError) and error.filename:
         return f"{_short(error.filename)}:{error.lineno}"
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<")]
-    theirs = [
-        f
-        for f in frames
-        if not f.filename.startswith(_LIBRARIES) or "site-packages" in f.filename.removeprefix(_LIBRARIES[1])
-    ]
-    theirs = [f for f in theirs if not f.filename.startswith((_LIBRARIES[0], _LIBRARIES[1]))]
-    last = theirs[-1] if theirs else None
-    return f"{_short(last.filename)}:{last.lineno}" if last else ""
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [f for f in frames if is_user_file(f.filename)]
+    return f"{_short(theirs[-1].filename)}:{theirs[-1].lineno}" if theirs else ""
 
 
 def _short(filename: str) -> str:
