@@ -1,0 +1,195 @@
+"""The three things the tool does, each from what the user gave to a Report: profile, analyze, optimize."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fusionadvisor import __version__
+from fusionadvisor.report.model import Attempt, Environment, Finding, Report, Tool, Workload
+
+if TYPE_CHECKING:
+    from fusionadvisor.trace.timeline import Timeline
+
+Progress = Callable[[str], None]
+
+
+def _silent(_message: str) -> None:
+    pass
+
+
+def _started(command: str) -> tuple[Tool, str, str]:
+    return Tool("fusion-advisor", __version__), datetime.now(UTC).isoformat(timespec="seconds"), command
+
+
+def analyze(source: str | Path, *, progress: Progress | None = None) -> Report:
+    """Read a recorded trace and say what is unfused in it. Needs neither a GPU, nor the model, nor torch.
+
+    Args:
+        source: A Kineto/Chrome trace: JSON, gzip or zip of it, or ``"-"`` for standard input.
+        progress: Called with a few words before each stage.
+
+    Raises:
+        InputError: If the file is no trace or holds no GPU events.
+    """
+    from fusionadvisor import trace
+    from fusionadvisor.analysis.facts import Facts
+    from fusionadvisor.analysis.summary import summarise
+    from fusionadvisor.rules.engine import run
+
+    say = progress or _silent
+    tool, created, command = _started("analyze")
+    say("reading the trace")
+    timeline = trace.load(source)
+    say("looking for unfused runs")
+    advice = run(Facts(timeline))
+    return Report(
+        tool=tool,
+        created=created,
+        command=command,
+        environment=_recorded_on(timeline),
+        source=str(source),
+        timeline=summarise(timeline, advice.group_of_kernel),
+        fusion=advice.fusion,
+        findings=advice.findings,
+        near_misses=advice.near_misses,
+        passed=advice.passed,
+        not_applicable=advice.not_applicable,
+        warnings=advice.warnings,
+    )
+
+
+def _recorded_on(timeline: "Timeline") -> Environment:
+    names = {device.name for device in timeline.devices if device.name}
+    first = timeline.devices[0] if timeline.devices else None
+    return Environment(
+        gpu=" + ".join(sorted(names)) or None,
+        gpu_count=len(timeline.devices),
+        compute_capability=first.compute_capability if first else None,
+        memory_gb=round(first.memory_bytes / 1e9, 1) if first and first.memory_bytes else None,
+        driver=timeline.versions.get("driver"),
+        cuda=timeline.versions.get("cuda"),
+        torch=timeline.versions.get("torch"),
+    )
+
+
+def profile(
+    target: str,
+    *,
+    entry: str | None = None,
+    inputs: Sequence[str] = (),
+    train: bool = False,
+    device: str | None = None,
+    steps: int | None = None,
+    seed: int = 0,
+    trust: bool = False,
+    progress: Progress | None = None,
+) -> Report:
+    """Build a model, run it under the profiler, and say which runs of kernels should have been one.
+
+    Args:
+        target: ``file.py[:name]`` or ``package.module:name``.
+        entry: The name to take from the target, where it holds several.
+        inputs: Input specs, ``"x=float32[8,3,224,224]"``; empty takes the file's own.
+        train: Profile forward, backward and optimizer instead of a forward under ``no_grad``.
+        device: ``"cuda"``, ``"cpu"``; None takes CUDA where there is one.
+        steps: Steps to record; None chooses by their length.
+        seed: Seed of inputs and initialisation.
+        trust: Allow what pickle would run while loading.
+        progress: Called with a few words before each stage.
+
+    Raises:
+        InputError: If there is no such model or its inputs do not fit.
+        EnvironmentUnfitError: If the profiler records nothing here.
+    """
+    from fusionadvisor.workload.resolve import resolve
+
+    say = progress or _silent
+    say("building the model")
+    workload = resolve(target, entry=entry, inputs=inputs, train=train, device=device, seed=seed, trust=trust)
+    return profile_workload(workload, steps=steps, progress=say)
+
+
+def profile_workload(workload: Workload, *, steps: int | None = None, progress: Progress | None = None) -> Report:
+    """Profile a resolved workload; see :func:`profile`."""
+    from fusionadvisor.analysis.facts import Facts
+    from fusionadvisor.analysis.summary import summarise
+    from fusionadvisor.capture.environment import probe
+    from fusionadvisor.capture.live import capture
+    from fusionadvisor.rules.engine import run
+    from fusionadvisor.workload.program import build
+
+    say = progress or _silent
+    tool, created, command = _started("profile")
+    program = build(workload)
+    say("profiling")
+    captured = capture(program, steps=steps)
+    say("looking for unfused runs")
+    advice = run(Facts(captured.timeline, captured.flow, latency_us=captured.latency.median_ms * 1e3))
+    return Report(
+        tool=tool,
+        created=created,
+        command=command,
+        environment=probe(),
+        workload=program.workload,
+        source=workload.target,
+        timeline=summarise(captured.timeline, advice.group_of_kernel),
+        latency=captured.latency,
+        fusion=advice.fusion,
+        findings=advice.findings,
+        near_misses=advice.near_misses,
+        passed=advice.passed,
+        not_applicable=advice.not_applicable,
+        warnings=(*captured.warnings, *advice.warnings),
+    )
+
+
+def optimize(
+    workload: Workload,
+    strategies: Sequence[str],
+    *,
+    timeout_s: float = 300.0,
+    save: Path | None = None,
+    progress: Progress | None = None,
+) -> Report:
+    """Apply strategies in order, each verified and measured against the one before, and say what each brought.
+
+    Args:
+        workload: A resolved workload, as a profile's report carries it.
+        strategies: Strategy ids.
+        timeout_s: Seconds one attempt may take before it is ended.
+        save: A folder for the recipe and artefacts of what was kept.
+        progress: Called with a few words before each stage.
+
+    Raises:
+        InputError: If a strategy is unknown or the workload can no longer be built.
+    """
+    from fusionadvisor.evaluate.search import attempt
+
+    say = progress or _silent
+    tool, created, command = _started("apply")
+    before = profile_workload(workload, progress=say)
+    assert before.workload is not None
+    outcome = attempt(before.workload, list(strategies), timeout_s=timeout_s, save=save, progress=say)
+    return replace(
+        before,
+        tool=tool,
+        created=created,
+        command=command,
+        attempts=tuple(_credit(tried, before.findings) for tried in outcome.attempts),
+        result=outcome.result,
+        warnings=(*before.warnings, *outcome.warnings),
+        files=outcome.files,
+    )
+
+
+def _credit(tried: Attempt, findings: tuple[Finding, ...]) -> Attempt:
+    """Name the findings an attempt addressed: its strategy is their remedy, and it changed one of their modules."""
+    touched = set(tried.sites.modules)
+    addressed = (
+        found.id
+        for found in findings
+        if tried.strategy in found.remedies and tried.sites.applied and (not touched or touched & {*found.modules})
+    )
+    return replace(tried, findings=tuple(addressed))

@@ -1,0 +1,110 @@
+"""A Timeline in the numbers a report shows."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from fusionadvisor.report.model import Aggregate, DeviceSummary, KernelTable, KindSummary, TimelineSummary
+from fusionadvisor.trace.measures import busy_us, linked_share, orphan_kernels, span_us
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from fusionadvisor.trace.timeline import Timeline
+
+KERNEL_CAP = 20_000
+"""Kernels listed one by one in a report; above it only aggregates are complete."""
+AGGREGATE_CAP = 200
+
+
+def summarise(timeline: "Timeline", group_of: "npt.NDArray[np.int64] | None" = None) -> TimelineSummary:
+    """Return what the report says of a timeline.
+
+    Args:
+        timeline: The tables of one rank.
+        group_of: For each kernel's row the number of its group, -1 for none; None where groups were not sought.
+    """
+    steps = [(step.end_ns - step.start_ns) / 1e3 for step in timeline.steps]
+    return TimelineSummary(
+        basis=timeline.basis,
+        stand_ins=timeline.stand_ins,
+        devices=tuple(_device(timeline, info.index, info.name) for info in timeline.devices),
+        steps=len(steps),
+        steps_from=timeline.steps_from,
+        step_us=float(np.median(steps)) if steps else 0.0,
+        linked_share=round(linked_share(timeline), 6),
+        orphan_kernels=orphan_kernels(timeline),
+        launches=len(timeline.launches),
+        graph_launches=int(timeline.launches["graph"].sum()),
+        rank=timeline.rank,
+        by_kind=_by_kind(timeline.kernels),
+        lost=timeline.lost,
+        kernels=_kernel_table(timeline, group_of),
+        aggregates=_aggregates(timeline),
+    )
+
+
+def _device(timeline: "Timeline", device: int, name: str | None) -> DeviceSummary:
+    rows = timeline.kernels[timeline.kernels["device"] == device]
+    return DeviceSummary(
+        device=device,
+        kernels=len(rows),
+        busy_us=busy_us(timeline, device),
+        span_us=span_us(timeline, device),
+        kernel_us=int(rows["dur_ns"].sum()) / 1e3,
+        streams=int(rows["stream"].nunique()),
+        name=name,
+    )
+
+
+def _by_kind(kernels: "pd.DataFrame") -> tuple[KindSummary, ...]:
+    codes = kernels["kind"].cat.codes.to_numpy()
+    names = list(kernels["kind"].cat.categories)
+    counts = np.bincount(codes, minlength=len(names))
+    totals = np.bincount(codes, weights=kernels["dur_ns"].to_numpy(), minlength=len(names)) / 1e3
+    rows = [KindSummary(str(n), int(c), float(t)) for n, c, t in zip(names, counts, totals, strict=True) if c]
+    return tuple(sorted(rows, key=lambda row: (-row.gpu_us, row.kind)))
+
+
+def _kernel_table(timeline: "Timeline", group_of: "npt.NDArray[np.int64] | None") -> KernelTable:
+    shown = timeline.kernels.iloc[:KERNEL_CAP]
+    count = len(shown)
+    return KernelTable(
+        total=len(timeline.kernels),
+        index=tuple(range(count)),
+        name=tuple(shown["name"].astype(str)),
+        kind=tuple(shown["kind"].astype(str)),
+        op=tuple(shown["op"].astype(str)),
+        module=tuple(shown["module"].astype(str)),
+        source=tuple(shown["source"].astype(str)),
+        device=tuple(shown["device"].tolist()),
+        stream=tuple(shown["stream"].tolist()),
+        start_us=tuple((shown["start_ns"].to_numpy() / 1e3).tolist()),
+        dur_us=tuple((shown["dur_ns"].to_numpy() / 1e3).tolist()),
+        group=tuple(group_of[:count].tolist()) if group_of is not None else (-1,) * count,
+        step=tuple(shown["step"].tolist()),
+        shapes=_shapes(timeline)[:count],
+    )
+
+
+def _aggregates(timeline: "Timeline") -> tuple[Aggregate, ...]:
+    kernels = timeline.kernels
+    totals: dict[tuple[str, str, str], tuple[int, int]] = {}
+    rows = zip(kernels["op"], kernels["module"], _shapes(timeline), kernels["dur_ns"].tolist(), strict=True)
+    for op, module, shapes, dur in rows:
+        count, total = totals.get((op, module, shapes), (0, 0))
+        totals[op, module, shapes] = (count + 1, total + dur)
+    ranked = sorted(totals.items(), key=lambda item: (-item[1][1], item[0]))
+    return tuple(Aggregate(*key, kernels=count, gpu_us=total / 1e3) for key, (count, total) in ranked[:AGGREGATE_CAP])
+
+
+def _shapes(timeline: "Timeline") -> tuple[str, ...]:
+    """Input shapes of each kernel's op as text."""
+    recorded = timeline.ops["shapes"].tolist()
+    text = {op: _shapes_text(recorded[op]) for op in set(timeline.kernels["op_id"].tolist()) if op >= 0}
+    return tuple(text.get(op, "") for op in timeline.kernels["op_id"].tolist())
+
+
+def _shapes_text(shapes: tuple[tuple[int, ...], ...] | None) -> str:
+    return " ".join(f"[{','.join(map(str, shape))}]" for shape in shapes if shape) if shapes else ""

@@ -1,0 +1,51 @@
+"""The stations in one line: a target or a trace in, a whole report out."""
+
+from pathlib import Path
+
+import pytest
+
+from fusionadvisor import advisor
+from fusionadvisor.report.codec import from_json, to_json
+from tests.shared import SHARED
+
+SAMPLES = Path(__file__).parent.parent / "sample_models"
+ALL_SAMPLES = sorted(path.name for path in SAMPLES.glob("*.py"))
+
+
+def test_a_residual_block_shows_both_foldable_norms_with_their_lines() -> None:
+    report = advisor.profile(str(SAMPLES / "residual_block.py"), device="cpu")
+    source = (SAMPLES / "residual_block.py").read_text().splitlines()
+    found = [f for f in report.findings if f.rule == "FA101"]
+    assert {module for f in found for module in f.modules} == {"bn1", "bn2"}
+    for finding in found:
+        assert finding.source is not None
+        assert Path(finding.source.file).name == "residual_block.py"
+        assert "self.bn" in source[finding.source.line - 1]
+        assert "fuse_modules" in finding.remedies
+
+
+@pytest.mark.parametrize("name", ALL_SAMPLES)
+def test_every_sample_profiles_and_its_report_survives_json(name: str) -> None:
+    report = advisor.profile(str(SAMPLES / name), device="cpu", steps=1, train=name == "train_step.py")
+    assert report.timeline is not None
+    assert report.timeline.stand_ins
+    assert report.timeline.basis == "measured"
+    assert report.timeline.kernels.total >= 3
+    assert report.latency is not None
+    assert report.latency.median_ms > 0
+    assert from_json(to_json(report)) == report
+
+
+@pytest.mark.skipif(SHARED is None, reason="the shared traces are not here")
+def test_a_recorded_trace_gives_its_counted_figures() -> None:
+    assert SHARED is not None
+    report = advisor.analyze(SHARED / "traces" / "tl_h100_vit_nsfw.json.gz")
+    assert report.timeline is not None
+    (device,) = report.timeline.devices
+    assert device.kernels == 154
+    assert device.busy_us == pytest.approx(1225.3, abs=0.1)
+    assert report.environment.gpu == "NVIDIA H100 80GB HBM3"
+    assert report.fusion.launch_bound.break_even_us == pytest.approx(7.95, abs=0.01)
+    launch = next(f for f in report.findings if f.rule == "FA301")
+    assert launch.saving.step_us.likely is None
+    assert report.fusion.launch_bound.share is None
