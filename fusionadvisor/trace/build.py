@@ -13,7 +13,7 @@ from fusionadvisor.errors import InputError
 from fusionadvisor.trace import frames
 from fusionadvisor.trace.container import open_trace
 from fusionadvisor.trace.events import Pool
-from fusionadvisor.trace.kinds import kernel_kind, linked_kind
+from fusionadvisor.trace.kinds import copy_kind, kernel_kind, linked_kind
 from fusionadvisor.trace.link import FORWARD, Calls, Ops, launching_calls, link_calls, link_ops, matching
 from fusionadvisor.trace.numbers import MISSING, Ints, whole
 from fusionadvisor.trace.reader import KERNEL, MEMCPY, RawTrace, read
@@ -33,6 +33,8 @@ from fusionadvisor.trace.timeline import (
 _SYNC = re.compile(
     r"Synchronize|^(?:cuda|hip)Memcpy(?:2D|3D)?$|^(?:cu|hip)Memcpy(?:HtoD|DtoH|DtoD)(?:_v2)?$|WithStream$"
 )
+_COPY = re.compile(r"^aten::copy_$")
+_COPIED = ("shapes", "dtypes", "strides")
 _PHASES = np.array(["forward", "backward", "optimizer", ""])
 
 
@@ -194,12 +196,29 @@ class _Tables:
     def _kinds(self, name: Ints, op: Ints) -> pd.Categorical:
         pairs = np.stack([name, _taken(self._ops.columns["name"], op, -1)], axis=1).astype(np.int64)
         unique, inverse = np.unique(pairs, axis=0, return_inverse=True)
-        found = [
+        pool = Pool()
+        found = pool.codes(
             linked_kind(kernel_kind(self._names[kernel]), self._names[of] if of >= 0 else "")
             for kernel, of in unique.tolist()
+        )[inverse.reshape(-1)]
+        self._settle_copies(pool, found, op)
+        return categorical(found, list(pool))
+
+    def _settle_copies(self, pool: Pool, kinds: npt.NDArray[np.int32], op: Ints) -> None:
+        """Tell casts, layout changes and plain copies apart where the op's arguments were recorded."""
+        columns = self._ops.columns
+        codes = [pool[kind] for kind in ("copy", "cast", "layout")]
+        copies = matching(self._raw.names, _COPY)[columns["name"]] if len(columns) else np.zeros(1, dtype=bool)
+        rows = np.flatnonzero(np.isin(kinds, codes) & (op >= 0) & copies[op])
+        arguments = np.stack([columns[key][op[rows]] for key in _COPIED], axis=1)
+        unique, inverse = np.unique(arguments, axis=0, return_inverse=True)
+        texts = [list(self._raw.texts[key]) for key in _COPIED]
+        told = [
+            copy_kind(*(tuples(text[code]) for text, code in zip(texts, row, strict=True))) for row in unique.tolist()
         ]
-        pool = Pool()
-        return categorical(pool.codes(found)[inverse.reshape(-1)], list(pool))
+        for row, which in zip(rows.tolist(), inverse.reshape(-1).tolist(), strict=True):
+            if (kind := told[which]) is not None:
+                kinds[row] = pool[kind]
 
     def stand_ins(self, rows: npt.NDArray[np.intp]) -> pd.DataFrame:
         """Leaf CPU ops as kernels: they launch themselves, each thread is a stream."""
@@ -312,11 +331,12 @@ def decoded(pool: Pool, codes: npt.NDArray[np.int32]) -> npt.NDArray[np.object_]
     """Return the JSON texts of a pool as nested tuples, one for each code; None where there was none."""
     values = np.empty(max(len(pool), 1), dtype=object)
     for row, text in enumerate(pool):
-        values[row] = _tuples(text)
+        values[row] = tuples(text)
     return values[codes]
 
 
-def _tuples(text: bytes) -> Any:
+def tuples(text: bytes) -> Any:
+    """Return a JSON list as nested tuples, None where it is none."""
     try:
         value = msgspec.json.decode(text) if text else None
     except msgspec.MsgspecError:

@@ -1,154 +1,175 @@
 """What a trace comes in: a file, standard input, gzip or zip, told apart by content, never by name."""
 
-import gzip
 import io
 import sys
 import zipfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
+from types import TracebackType
 from typing import BinaryIO
 
 from fusionadvisor.errors import InputError
 
 BLOCK = 8 << 20
+_PEEK = 4096
 _GZIP, _ZIP, _ZSTD = b"\x1f\x8b", b"PK\x03\x04", b"\x28\xb5\x2f\xfd"
+_SUFFIXES = (".json", ".json.gz", ".gz", ".zip", ".trace")
 _EXPORT = "Export one with torch.profiler: profile.export_chrome_trace('trace.json')."
-SUFFIXES = (".json", ".json.gz", ".gz", ".zip", ".trace")
+_COPY_AGAIN = "Copy it again."
 
 
 @dataclass(slots=True)
 class Container:
-    """An opened trace: its name and its plain JSON bytes, read once."""
+    """An opened trace: its name and its plain JSON text in blocks, to be read once. ``lost`` grows while reading."""
 
     name: str
-    stream: BinaryIO
-    lost: list[str]
-    opened: BinaryIO | None = None
-    """The file to close when done; None for a stream that is the caller's."""
+    blocks: Iterator[bytes]
+    lost: list[str] = field(default_factory=list)
+    _closing: ExitStack = field(default_factory=ExitStack)
 
     def __enter__(self) -> "Container":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        if self.opened is not None:
-            self.opened.close()
-
-    def blocks(self, size: int = BLOCK) -> Iterator[bytes]:
-        """Yield the bytes in blocks of about ``size``; a compressed stream that ends early ends the iteration."""
-        while True:
-            try:
-                block = self.stream.read(size)
-            except (EOFError, OSError, zipfile.BadZipFile) as error:
-                self.lost.append(f"The compressed file is damaged or cut off ({error}): what came after is lost.")
-                return
-            if not block:
-                return
-            yield block
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._closing.close()
 
 
 def open_trace(source: str | Path | BinaryIO) -> Container:
     """Open a trace given as a path, ``"-"`` or a binary stream.
 
     Raises:
-        InputError: If there is no such file, or its first bytes are those of something else.
+        InputError: If there is no such file, it holds several traces, or its first bytes are those of something else.
     """
     if isinstance(source, str | Path):
-        name = str(source)
-        if name == "-":
-            return _unpack("standard input", sys.stdin.buffer)
-        file = _open_path(Path(name))
-        try:
-            container = _unpack(Path(name).name, file)
-        except BaseException:
-            file.close()
-            raise
-        container.opened = file
-        return container
-    return _unpack(str(getattr(source, "name", "the stream")), source)
+        if str(source) == "-":
+            return unpacked("standard input", sys.stdin.buffer)
+        path = Path(source)
+        if path.is_dir():
+            listed = _listed([child.name for child in traces_in(path)])
+            raise InputError(
+                f"{path} is a directory, not a trace.", listed or "It holds no .json, .json.gz or .zip file."
+            )
+        file = open_file(path)
+        return unpacked(path.name, file, close=file.close)
+    return unpacked(str(getattr(source, "name", "the stream")), source)
 
 
-def _open_path(path: Path) -> BinaryIO:
-    if path.is_dir():
-        raise InputError(f"{path} is a directory, not a trace.", _inside(path))
+def open_file(path: Path) -> BinaryIO:
+    """Open a file for reading, with a sentence where that is impossible."""
     try:
         return path.open("rb")
     except FileNotFoundError:
         raise InputError(f"There is no file {path}.", "Check the path.") from None
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}.", "Check its permissions.") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.", "Check it.") from None
 
 
-def _inside(path: Path) -> str:
-    found = sorted(child.name for child in path.iterdir() if child.is_file() and child.name.endswith(SUFFIXES))
-    if not found:
-        return "It holds no .json, .json.gz or .zip file."
-    return f"Name one of the files in it: {', '.join(found[:3])}{' …' if len(found) > 3 else ''}."
+def traces_in(folder: Path) -> list[Path]:
+    """Return the files of a directory that may be traces by their name, sorted."""
+    return sorted(child for child in folder.iterdir() if child.name.endswith(_SUFFIXES) and child.is_file())
 
 
-def _unpack(name: str, raw: BinaryIO) -> Container:
-    lost: list[str] = []
-    stream: BinaryIO = raw
-    for _ in range(3):  # a .json.gz inside a zip, gzip twice: seen; deeper: not
-        stream, head = _peek(stream)
-        if head.startswith(_GZIP):
-            stream = gzip.GzipFile(fileobj=stream)  # type: ignore[assignment]
-        elif head.startswith(_ZIP):
-            stream = _zip_member(name, stream)
-        else:
+def members(archive: zipfile.ZipFile) -> list[str]:
+    """Return the names in a zip that may be traces, sorted."""
+    return sorted(name for name in archive.namelist() if name.endswith(_SUFFIXES) and not name.startswith("__MACOSX/"))
+
+
+def _listed(names: list[str]) -> str:
+    return f"Name one of the files in it: {', '.join(names[:3])}{' …' if len(names) > 3 else ''}." if names else ""
+
+
+def unpacked(name: str, file: BinaryIO, close: Callable[[], None] | None = None) -> Container:
+    """Peel gzip and zip off a stream.
+
+    Args:
+        name: What to call it in messages.
+        file: The stream.
+        close: What to call when the trace has been read.
+
+    Raises:
+        InputError: If it is empty, damaged at its very beginning, or something else than a trace.
+    """
+    with ExitStack() as closing:
+        if close is not None:
+            closing.callback(close)
+        lost: list[str] = []
+        blocks = _read(file, lost)
+        for _ in range(3):  # gzip inside a zip, gzip twice: seen; deeper: not
+            head, blocks = _peek(blocks)
+            if head.startswith(_GZIP):
+                blocks = _inflate(blocks, lost)
+            elif head.startswith(_ZIP):
+                blocks = _read(closing.enter_context(_only_member(name, b"".join(blocks))), lost)
+            else:
+                break
+        head, blocks = _peek(blocks)
+        if not head and lost:
+            raise InputError(f"{name} is not a trace: {lost[0][:1].lower()}{lost[0][1:]}", _COPY_AGAIN)
+        _refuse_others(name, head)
+        return Container(name, blocks, lost, closing.pop_all())
+    raise AssertionError("unreachable: the stack swallows no exception")
+
+
+def _read(file: BinaryIO, lost: list[str]) -> Iterator[bytes]:
+    while True:
+        try:
+            block = file.read(BLOCK)
+        except (OSError, EOFError, ValueError, zlib.error, zipfile.BadZipFile) as error:
+            lost.append(f"Reading stopped before the end: {error}.")
+            return
+        if not block:
+            return
+        yield block
+
+
+def _inflate(blocks: Iterator[bytes], lost: list[str]) -> Iterator[bytes]:
+    """Decompress gzip, one member after another; what comes before damage is kept."""
+    member = zlib.decompressobj(wbits=31)
+    for block in blocks:
+        data = block
+        while data:
+            try:
+                plain = member.decompress(data, BLOCK)
+            except zlib.error:
+                lost.append("The compressed data is damaged: what comes after the damage is lost.")
+                return
+            if plain:
+                yield plain
+            data = member.unconsumed_tail
+            if member.eof:
+                data = member.unused_data
+                if not data.startswith(_GZIP[:1]):  # padding after the last member
+                    break
+                member = zlib.decompressobj(wbits=31)
+    if not member.eof:
+        lost.append("The compressed data is cut off: what came after is lost.")
+
+
+def _peek(blocks: Iterator[bytes]) -> tuple[bytes, Iterator[bytes]]:
+    taken: list[bytes] = []
+    size = 0
+    for block in blocks:
+        taken.append(block)
+        size += len(block)
+        if size >= _PEEK:
             break
+    return b"".join(taken)[:_PEEK], chain(taken, blocks)
+
+
+def _only_member(name: str, data: bytes) -> BinaryIO:
     try:
-        stream, head = _peek(stream)
-    except (EOFError, OSError) as error:
-        raise InputError(
-            f"{name} is not a trace: its compressed data is damaged ({error}).", "Copy it again."
-        ) from None
-    _refuse_others(name, head)
-    return Container(name, stream, lost)
-
-
-class _Rejoined(io.RawIOBase):
-    """A stream with the bytes that were read to look at it put back in front."""
-
-    def __init__(self, head: bytes, rest: BinaryIO) -> None:
-        self._head, self._rest = head, rest
-
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int = -1) -> bytes:
-        if self._head:
-            head, self._head = self._head, b""
-            if 0 <= size < len(head):
-                self._head = head[size:]
-                return head[:size]
-            return head + self._rest.read(size - len(head) if size >= 0 else -1)
-        return self._rest.read(size)
-
-
-def _peek(stream: BinaryIO, size: int = 4096) -> tuple[BinaryIO, bytes]:
-    head = b""
-    try:
-        while len(head) < size and (more := stream.read(size - len(head))):
-            head += more
-    except EOFError:  # a compressed stream that is cut off within its first bytes
-        if not head:
-            raise
-    return _Rejoined(head, stream), head  # type: ignore[return-value]
-
-
-def _zip_member(name: str, stream: BinaryIO) -> BinaryIO:
-    try:
-        archive = zipfile.ZipFile(io.BytesIO(stream.read()))
-        members = [m for m in archive.namelist() if m.endswith(SUFFIXES) and not m.startswith("__MACOSX/")]
-        if len(members) != 1:
-            listed = ", ".join(members[:3]) or "no .json or .json.gz file"
-            raise InputError(f"{name} is a zip of {len(members)} traces: {listed}.", "Unpack it and name one of them.")
-        return archive.open(members[0])  # type: ignore[return-value]
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
-        raise InputError(
-            f"{name} is not a trace: it is a damaged or protected zip ({error}).", "Copy it again."
-        ) from None
+        archive = zipfile.ZipFile(io.BytesIO(data))
+        found = members(archive)
+        if len(found) != 1:
+            listed = _listed(found) if found else "It holds no .json or .json.gz file."
+            raise InputError(f"{name} is a zip of {len(found)} traces.", listed)
+        return archive.open(found[0])  # type: ignore[return-value]
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, OSError) as error:
+        raise InputError(f"{name} is not a trace: it is a damaged or protected zip ({error}).", _COPY_AGAIN) from None
 
 
 def _refuse_others(name: str, head: bytes) -> None:

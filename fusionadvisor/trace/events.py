@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from fusionadvisor.trace.numbers import Ints, column
+from fusionadvisor.trace.numbers import Ints, whole
 
 EMPTY = msgspec.Raw(b"")
 Codes = npt.NDArray[np.int32]
@@ -130,7 +130,7 @@ def _decode_leniently(text: bytes, kind: ArgsType) -> Any:
         if raw is None:
             continue
         if field.encode_name in _IDENTIFIERS:
-            known[field.name] = int(column([msgspec.json.decode(raw)])[0])
+            known[field.name] = whole(msgspec.json.decode(raw))
         else:
             known[field.name] = raw.copy()
     return kind(**known)

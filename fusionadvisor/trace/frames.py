@@ -6,13 +6,21 @@ from functools import lru_cache
 
 MODULE = "nn.Module: "
 _FRAME = re.compile(r"^(?P<file>.+?\.py)\((?P<line>\d+)\): (?P<function>.*)$", re.DOTALL)
-_LIBRARIES = frozenset(("torch", "functorch", "triton", "_pytest", "pluggy", "numpy"))
+_GENERATED = re.compile(r"(?:^|/)lib/python3[^/]*/|torchinductor_|/tmp/tmp")
+_LIBRARIES = frozenset(("torch", "functorch", "triton", "_pytest", "pluggy", "numpy", "typing_extensions"))
 
 
 @lru_cache(maxsize=1 << 16)
 def worth_keeping(name: str) -> bool:
     """Whether a python_function event says where in the user's model the program is."""
     return name.startswith(MODULE) or bool(source_line(name))
+
+
+def module_label(name: str) -> str:
+    """Return ``Linear#36`` for the event ``nn.Module: Linear_36``: the class, and which of its instances."""
+    name = name.removeprefix(MODULE)
+    head, _, number = name.rpartition("_")
+    return f"{head}#{number}" if head and number.isdigit() else name
 
 
 @lru_cache(maxsize=1 << 16)
@@ -23,7 +31,7 @@ def source_line(name: str) -> str:
         return ""
     file = match["file"].replace("\\", "/")
     path = re.split(r"(?:site|dist)-packages/", file)[-1]
-    if path == file and re.search(r"(?:^|/)lib/python3[^/]*/", file):
+    if path == file and _GENERATED.search(file):
         return ""
     first = path.split("/")[0].removesuffix(".py")
     if first in _LIBRARIES or (not path.startswith("/") and first in sys.stdlib_module_names) or first.startswith("<"):

@@ -56,6 +56,8 @@ _KERNELS: Final = (
     ("cast", r"bfloat16_copy_kernel|float16_copy_kernel|half_copy_kernel|float8_copy_kernel|tofloat32_copy|"
              r"convertTensor|dynamic_(?:per_token_)?(?:scaled_)?quant|scaled_fp8_quant|per_token_(?:group_)?quant|_quant_kernel|"
              r"quant_kernel|to_mxfp8"),
+    ("cast", r"copy_kernel.*(?:Load|Store)WithCast"),
+    ("layout", r"nocast<.*direct_copy_kernel"),
     ("copy", r"copy_kernel|CopyKernel|direct_copy|copy_device_to_device|chunk_cat|memcpy|batch_copy|Copy<"),
     ("layout", r"[Tt]ranspose|nchwToNhwc|nhwcToNchw|nchw2nhwc|nhwc2nchw|permute|roll_cuda|flip_kernel|pad_kernel|"
                r"reflection_pad|[Rr]epeat_interleave|tril|triu|nchwAddPadding|nhwcAddPadding"),
@@ -125,3 +127,20 @@ def linked_kind(kind: str, op: str) -> str:
     if kind == "gemm":
         return "conv" if op_kind(op) == "conv" else kind
     return op_kind(op) if kind == "custom" else kind
+
+
+def copy_kind(shapes: object, dtypes: object, strides: object) -> str | None:
+    """Return what an ``aten::copy_`` of these arguments (target, source, …) does: cast, layout or copy; None: unknown.
+
+    Args:
+        shapes: Tuple of shapes, as in the ops table.
+        dtypes: Tuple of type names.
+        strides: Tuple of strides; None where not recorded, and then a copy is not told from a layout change.
+    """
+    if not (isinstance(shapes, tuple) and isinstance(dtypes, tuple) and len(shapes) >= 2 and len(dtypes) >= 2):
+        return None
+    if dtypes[0] != dtypes[1]:
+        return "cast"
+    if not (isinstance(strides, tuple) and len(strides) >= 2):
+        return None
+    return "copy" if shapes[0] == shapes[1] and strides[0] == strides[1] else "layout"

@@ -45,6 +45,8 @@ class Ops:
     source: Codes
     modules: list[str]
     sources: list[str]
+    module_calls: Ints
+    """Start of each call of the outermost module that takes the most time."""
 
 
 def link_ops(raw: RawTrace) -> Ops:
@@ -63,14 +65,14 @@ def link_ops(raw: RawTrace) -> Ops:
     phase[_inside(_only(raw.annotations, matching(raw.names, _OPTIMIZER)), keys, ops["start"])] = OPTIMIZER
     forward = inherited(nest.parent, _forward_ops(ops, phase, raw.flows))
     phase[phase < 0] = FORWARD
-    frame_rows, paths, sources, modules, lines = _frames(raw)
-    rows = frame_rows.find(keys, ops["start"]) if len(raw.python) else np.full(len(ops), -1, dtype=np.int64)
-    module, source = paths[rows], sources[rows]
+    stack = _frames(raw)
+    rows = stack.nest.find(keys, ops["start"])
+    module, source = stack.module[rows], stack.source[rows]
     borrow = (forward >= 0) & (module == 0)
     module[borrow] = module[forward[borrow]]
     borrow = (forward >= 0) & (source == 0)
     source[borrow] = source[forward[borrow]]
-    return Ops(ops, nest, forward, phase, module, source, modules, lines)
+    return Ops(ops, nest, forward, phase, module, source, stack.modules, stack.sources, stack.module_calls)
 
 
 def _only(table: Columns, wanted: Bools) -> tuple[Ints, Ints, Ints]:
@@ -121,39 +123,49 @@ def _places(table: Columns) -> Iterator[tuple[int, int, int]]:
     return zip(table["pid"].tolist(), table["tid"].tolist(), table["start"].tolist(), strict=True)
 
 
-def _frames(raw: RawTrace) -> tuple[Nest, Codes, Codes, list[str], list[str]]:
-    """Return the frames' nest, each one's module path and source line as codes (a last row: none), and the texts."""
+@dataclass(frozen=True, slots=True)
+class _Frames:
+    """Python frames in nested order; ``module`` and ``source`` are codes into the texts, with a last row for none."""
+
+    nest: Nest
+    module: Codes
+    source: Codes
+    modules: list[str]
+    sources: list[str]
+    module_calls: Ints
+
+
+def _frames(raw: RawTrace) -> _Frames:
     python = raw.python
     keys = thread_keys(python["pid"], python["tid"])
     order = nested_order(keys, python["start"], python["dur"])
     python.keep(order)
     nest = Nest(keys[order], python["start"], python["dur"])
-    paths, lines = Pool(), Pool()
-    paths[""], lines[""] = 0, 0
     names = list(raw.python_names)
-    own_module = [name.removeprefix(frames.MODULE) if name.startswith(frames.MODULE) else "" for name in names]
+    is_module = [name.startswith(frames.MODULE) for name in names]
+    label = [frames.module_label(name) for name in names]
+    paths, lines = Pool({"": 0}), Pool({"": 0})
     own_line = [lines[frames.source_line(name)] for name in names]
-    path_of, line_of = [0] * (len(order) + 1), [0] * (len(order) + 1)
-    joined: dict[tuple[int, int], int] = {}
     texts = [""]
+    joined: dict[tuple[int, int], int] = {}
+    path_of, line_of = [0] * (len(order) + 1), [0] * (len(order) + 1)
+    outermost: dict[int, list[int]] = {}
     for row, (name, parent) in enumerate(zip(python["name"].tolist(), nest.parent.tolist(), strict=True)):
-        outer = path_of[parent] if parent >= 0 else 0
-        if own_module[name]:
-            if (code := joined.get((outer, name))) is None:
-                text = f"{texts[outer]}/{_numbered(own_module[name])}".lstrip("/")
-                code = joined[outer, name] = paths[text]
+        path = path_of[parent]  # a frame without parent reads the last row, which is never set
+        if is_module[name]:
+            if not path:
+                outermost.setdefault(name, []).append(row)
+            if (code := joined.get((path, name))) is None:
+                text = f"{texts[path]}/{label[name]}" if path else label[name]
+                code = joined[path, name] = paths[text]
                 if code == len(texts):
                     texts.append(text)
-            path_of[row] = code
-        else:
-            path_of[row] = outer
-        line_of[row] = own_line[name] or (line_of[parent] if parent >= 0 else 0)
-    return nest, np.array(path_of, dtype=np.int32), np.array(line_of, dtype=np.int32), texts, list(lines)
-
-
-def _numbered(name: str) -> str:
-    head, _, number = name.rpartition("_")
-    return f"{head}#{number}" if head and number.isdigit() else name
+            path = code
+        path_of[row] = path
+        line_of[row] = own_line[name] or line_of[parent]
+    longest = max(outermost.values(), key=lambda rows: int(python["dur"][rows].sum()), default=[])
+    calls = np.sort(python["start"][np.array(longest, dtype=np.int64)])
+    return _Frames(nest, np.array(path_of, np.int32), np.array(line_of, np.int32), texts, list(lines), calls)
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ def parse_us(texts: Sequence[Buffer]) -> Ints:
     fraction = np.zeros(len(ends), dtype=np.int64)
     rows = np.searchsorted(ends, dots)
     fraction[rows] = ends[rows] - dots - 1
-    if (fraction > 3).any() or len(np.unique(rows)) != len(rows):
+    if (fraction > 3).any() or not np.diff(rows).all():
         return _parse_each(joined)
     digits = joined.replace(b".", b"") if len(dots) else joined
     values = np.fromstring(digits, dtype=np.int64, sep="\n")
@@ -76,11 +76,12 @@ def column(values: Iterable[object], default: int = -1) -> Ints:
     """Return identifiers as an int64 column; what is no whole number becomes ``default``."""
     listed = list(values)
     try:
-        # a list that holds anything but plain ints would be rounded or parsed silently: check first
-        if set(map(type, listed)) <= {int}:
-            out = np.array(listed, dtype=np.int64)
-            out[(out >= 2**62) | (out <= -(2**62))] = default
-            return out
-    except OverflowError:
-        pass
-    return np.array([whole(value, default) for value in listed], dtype=np.int64)
+        out = np.array(listed or [0])[: len(listed)]
+    except (OverflowError, ValueError):
+        out = np.zeros(0)
+    if (
+        out.dtype != np.int64 or out.ndim != 1
+    ):  # text, fractions, an unsigned -1: numpy would round or parse without a word
+        return np.array([whole(value, default) for value in listed], dtype=np.int64)
+    beyond = (out >= 2**62) | (out <= -(2**62))
+    return np.where(beyond, default, out) if beyond.any() else out

@@ -8,6 +8,7 @@ import gc
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -31,6 +32,7 @@ _TABLE_OF = {
     **dict.fromkeys(_GPU, "gpu"),
 }  # fmt: skip
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
+_FIRST_EVENT = re.compile(rb'\{\s*"(?:ph|cat|name|ts|pid|tid)"\s*:[^{}]{0,4096}"(?:ph|cat)"\s*:')
 _LONGEST_HEADER = 64 << 20
 _LONGEST_TAIL = 16 << 20
 _LAST_ENDS = 4  # lists that may follow the events in one object, looked at from the last
@@ -101,8 +103,6 @@ class RawTrace:
 
     def _places(self, values: list[int | str]) -> Any:
         """Processes and threads as numbers; those named in words count down from -2."""
-        if set(map(type, values)) == {int}:
-            return column(values)
         numbers = column(values, default=-1)
         for row in np.flatnonzero(numbers == -1):
             numbers[row] = -2 - self._threads[values[row]]
@@ -134,7 +134,7 @@ class RawTrace:
         args = decode_args(events, OpArgs)
         span = self._span(events, self.names)
         for key, pool in self.texts.items():
-            span[key] = pool.codes([bytes(getattr(a, key)) for a in args])
+            span[key] = pool.codes(map(bytes, map(attrgetter(key), args)))
         if any(a.shapes_2020 for a in args):
             span["shapes"] = self.texts["shapes"].codes([bytes(a.shapes or a.shapes_2020) for a in args])
         self.ops.add(
@@ -200,11 +200,12 @@ class _Document:
 
     def __init__(self, container: Container) -> None:
         self._name = container.name
-        self._blocks = container.blocks()
+        self._blocks = container.blocks
         self._losses = Losses()
         self._head = b""
         self._tail = b""
         self._ended = False
+        self._headless = False
 
     def event_lists(self) -> Iterator[list[Event]]:
         """Yield the events of each block."""
@@ -221,18 +222,19 @@ class _Document:
             if (cut := _last_boundary(rest)) is None:
                 wanted = 2 * len(rest)  # an event as long as a block: look again when there is twice as much
                 continue
-            events, rest, wanted = *self._decode(rest[:cut], rest[cut:]), 0
+            end, begin = cut
+            events, rest, wanted = *self._decode(memoryview(rest)[:end], rest[begin:]), 0
             yield events
         if self._ended:
             self._tail = rest
             return
         yield self._decode_last(rest)
 
-    def _decode(self, block: bytes, after: bytes) -> tuple[list[Event], bytes]:
+    def _decode(self, block: memoryview, after: bytes) -> tuple[list[Event], bytes]:
         try:
-            return _DECODER.decode(b"[" + block.rstrip(b" \t\r\n,") + b"]"), after
+            return _DECODER.decode(b"".join((b"[", block, b"]"))), after
         except (msgspec.MsgspecError, RecursionError):
-            found = recover(block, self._losses, final=False)
+            found = recover(bytes(block), self._losses, final=False)
             self._ended = found.ended
             return found.events, found.rest + after
 
@@ -266,6 +268,9 @@ class _Document:
                 return text[match.end() :]
             if len(text) > _LONGEST_HEADER:
                 break
+        if match := _FIRST_EVENT.search(text):  # the file lacks its beginning, or the key is damaged
+            self._headless = True
+            return text[match.start() :]
         raise InputError(
             f"{self._name} is not a trace: it has no list of traceEvents.",
             "Export one with torch.profiler: profile.export_chrome_trace('trace.json').",
@@ -285,6 +290,8 @@ class _Document:
     def lost(self) -> list[str]:
         """Say what was lost, one sentence each."""
         losses, said = self._losses, []
+        if self._headless:
+            said.append("The beginning of the file is damaged: what it said of the recording is lost.")
         if not self._ended:
             said.append("The file is cut off: events after the last whole one are lost.")
         if losses.dropped:
@@ -292,13 +299,14 @@ class _Document:
         return said
 
 
-def _last_boundary(text: bytes) -> int | None:
+def _last_boundary(text: bytes) -> tuple[int, int] | None:
+    """Return where the last event but one ends and where the last begins."""
     window = 1 << 16
     while True:
         start = max(0, len(text) - window)
         last = None
         for match in BOUNDARY.finditer(text, start):
-            last = match.end()
+            last = match.start() + 1, match.end()
         if last is not None or start == 0:
             return last
         window *= 8

@@ -130,7 +130,7 @@ class Recording:
         return not (self.stacks or self.shapes or self.memory or self.modules)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Timeline:
     """The tables of one trace (one rank), and what is known of how it was taken."""
 
@@ -152,3 +152,14 @@ class Timeline:
     rank: int | None = None
     versions: dict[str, str] = field(default_factory=dict)
     """Versions the trace states: torch, cuda, driver."""
+
+    def __repr__(self) -> str:
+        what = "ops standing in for kernels" if self.stand_ins else "kernels"
+        steps = f"{len(self.steps)} step{'' if len(self.steps) == 1 else 's'} by {self.steps_from}"
+        return f"<Timeline {self.name}: {len(self.kernels)} {what}, {steps}, {len(self.lost)} losses>"
+
+    def _repr_html_(self) -> str:
+        """The kernels by kind, for a notebook; the tables are in ``.kernels``, ``.ops``, ``.launches``, …"""
+        from fusionadvisor.trace.html import timeline_html
+
+        return timeline_html(self)

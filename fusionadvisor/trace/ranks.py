@@ -1,0 +1,165 @@
+"""Several ranks of one job: a summary each, who is late, and communication apart from compute.
+
+Ranks are read one after another and only their summaries stay, so memory does not grow with their number.
+"""
+
+import re
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import pandas as pd
+
+from fusionadvisor.errors import InputError
+from fusionadvisor.trace.build import build
+from fusionadvisor.trace.container import Container, members, open_file, open_trace, traces_in, unpacked
+from fusionadvisor.trace.measures import union_ns
+from fusionadvisor.trace.reader import read
+from fusionadvisor.trace.timeline import Timeline
+
+_RANK = re.compile(r"rank[-_ ]?(\d+)", re.IGNORECASE)
+_LATE = 0.05
+"""Of a step: less waiting than this is noise."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankSummary:
+    """One rank's time. All of it is a union of intervals, so nothing is counted twice."""
+
+    rank: int
+    name: str
+    kernels: int
+    steps: int
+    step_us: float
+    """Median length of a step on the CPU."""
+    span_us: float
+    compute_us: float
+    """Time in kernels that are no collectives."""
+    collective_us: float
+    """Time in collectives: transfer, and waiting for the last rank to arrive."""
+    exposed_us: float
+    """Time in collectives while no other kernel ran."""
+    lost: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks of one job, by rank. ``skipped`` says which files were left out, and why."""
+
+    ranks: tuple[RankSummary, ...]
+    skipped: tuple[str, ...]
+    _open: dict[int, Callable[[], Container]]
+
+    def timeline(self, rank: int) -> Timeline:
+        """Read one rank's timeline again."""
+        return replace(build(read(self._open[rank]())), rank=rank)
+
+    def kernels(self) -> pd.DataFrame:
+        """Return the kernels of all ranks in one table, with a column ``rank``. Clocks are each rank's own."""
+        tables = [self.timeline(summary.rank).kernels.assign(rank=summary.rank) for summary in self.ranks]
+        return pd.concat(tables, ignore_index=True)
+
+    @property
+    def waiting_us(self) -> dict[int, float]:
+        """How much longer each rank was in collectives than the one that was in them least, which came last."""
+        least = min((summary.collective_us for summary in self.ranks), default=0.0)
+        return {summary.rank: summary.collective_us - least for summary in self.ranks}
+
+    @property
+    def stragglers(self) -> tuple[int, ...]:
+        """Ranks the others wait for, by time in collectives; without collectives, those that compute longest.
+
+        Nobody is named while no rank waits for more than 5 % of a step.
+        """
+        waiting, step = self.waiting_us, median(summary.step_us * summary.steps for summary in self.ranks)
+        longest = max(waiting.values(), default=0.0)
+        if longest > _LATE * step:
+            return tuple(rank for rank, waited in waiting.items() if waited < _LATE * longest)
+        usual = median(summary.compute_us for summary in self.ranks)
+        return tuple(summary.rank for summary in self.ranks if summary.compute_us > (1 + _LATE) * usual)
+
+
+def load_ranks(source: str | Path | Sequence[str | Path]) -> Ranks:
+    """Read the traces of one job: a directory, a zip, or a list of files; one file a rank.
+
+    The rank is what the trace states, else the number in ``rank3`` in its name, else its place in order of name.
+
+    Raises:
+        InputError: If none of them is a trace with GPU events.
+    """
+    found: dict[int, RankSummary] = {}
+    opened: dict[int, Callable[[], Container]] = {}
+    skipped: list[str] = []
+    for name, opener in _each_trace(source):
+        try:
+            timeline = build(read(opener()))
+        except InputError as error:
+            skipped.append(error.what)
+            continue
+        rank = _rank(timeline, name, taken=found)
+        found[rank], opened[rank] = _summary(timeline, rank, name), opener
+    if not found:
+        reason = f" {skipped[0]}" if skipped else ""
+        raise InputError(
+            f"{_called(source)} holds no trace with GPU events.{reason}", "Name a directory with one trace a rank."
+        )
+    return Ranks(tuple(found[rank] for rank in sorted(found)), tuple(skipped), opened)
+
+
+def _called(source: str | Path | Sequence[str | Path]) -> str:
+    return str(source) if isinstance(source, str | Path) else f"The list of {len(source)} files"
+
+
+def _each_trace(source: str | Path | Sequence[str | Path]) -> Iterator[tuple[str, Callable[[], Container]]]:
+    if not isinstance(source, str | Path):
+        for item in source:
+            yield Path(item).name, partial(open_trace, item)
+        return
+    path = Path(source)
+    if path.is_dir():
+        for child in traces_in(path):
+            yield child.name, partial(open_trace, child)
+    elif zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            names = members(archive)
+        for name in names:
+            yield Path(name).name, partial(_open_member, path, name)
+    else:
+        yield path.name, partial(open_trace, path)
+
+
+def _open_member(path: Path, member: str) -> Container:
+    file = open_file(path)
+    return unpacked(Path(member).name, zipfile.ZipFile(file).open(member), close=file.close)  # type: ignore[arg-type]
+
+
+def _rank(timeline: Timeline, name: str, taken: dict[int, RankSummary]) -> int:
+    named = _RANK.search(name)
+    for rank in (timeline.rank, int(named[1]) if named else None):
+        if rank is not None and rank not in taken:
+            return rank
+    return max(taken, default=-1) + 1
+
+
+def _summary(timeline: Timeline, rank: int, name: str) -> RankSummary:
+    kernels = timeline.kernels
+    start = kernels["start_ns"].to_numpy()
+    end = start + kernels["dur_ns"].to_numpy()
+    collective = (kernels["kind"] == "collective").to_numpy()
+    both, compute = union_ns(start, end), union_ns(start[~collective], end[~collective])
+    return RankSummary(
+        rank=rank,
+        name=name,
+        kernels=len(kernels),
+        steps=len(timeline.steps),
+        step_us=median(step.end_ns - step.start_ns for step in timeline.steps) / 1e3,
+        span_us=float(np.max(end, initial=0) - np.min(start, initial=np.max(end, initial=0))) / 1e3,
+        compute_us=compute / 1e3,
+        collective_us=union_ns(start[collective], end[collective]) / 1e3,
+        exposed_us=(both - compute) / 1e3,
+        lost=timeline.lost,
+    )
