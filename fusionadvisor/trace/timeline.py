@@ -159,7 +159,7 @@ class Timeline:
         return f"<Timeline {self.name}: {len(self.kernels)} {what}, {steps}, {len(self.lost)} losses>"
 
     def _repr_html_(self) -> str:
-        """The kernels by kind, for a notebook; the tables are in ``.kernels``, ``.ops``, ``.launches``, …"""
+        """The kernels by kind, for a notebook; the tables are in ``.kernels``, ``.ops``, ``.launches`` and so on."""
         from fusionadvisor.trace.html import timeline_html
 
         return timeline_html(self)
