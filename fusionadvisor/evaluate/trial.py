@@ -142,9 +142,9 @@ class _Trial:
         saved_ms = result.before.median_ms - result.after.median_ms
         if result.verdict == "faster":
             return replace(attempt, kept=True, break_even_calls=_break_even(attempt.compile_s, saved_ms))
-        fewer = before.total() > after.total()
-        kept = result.verdict == "same" and fewer
-        return replace(attempt, kept=kept, reason=_reason(result, fewer, self._counts(before, after)))
+        # what others can build on is kept for doing less; what ends the composition has to pay for itself
+        kept = result.verdict == "same" and before.total() > after.total() and not strategy.terminal
+        return replace(attempt, kept=kept, reason=_reason(result, kept, self._counts(before, after)))
 
     def _counts(self, before: Counter[str], after: Counter[str]) -> str:
         noun = "kernel" if self._on_cuda else "op"
@@ -155,13 +155,13 @@ class _Trial:
         return self.program.workload.device.startswith("cuda")
 
 
-def _reason(result: bench.Comparison, fewer: bool, counts: str) -> str:
+def _reason(result: bench.Comparison, kept: bool, counts: str) -> str:
     ratio = f"{result.speedup.median:.2f}× (95 %: {result.speedup.ci95[0]:.2f}–{result.speedup.ci95[1]:.2f})"
     band = f"two copies of the baseline differ by {result.speedup.aa_band[0]:.2f}–{result.speedup.aa_band[1]:.2f}×"
     if result.verdict == "slower":
         return f"Slower: {ratio}, where {band}."
-    kept = f" Kept, as outputs agree and less is run: {counts}" if fewer else f" {counts}"
-    return f"No proven difference: {ratio}, where {band}.{kept}"
+    why = "Kept, as outputs agree and less is run: " if kept else ""
+    return f"No proven difference: {ratio}, where {band}. {why}{counts}"
 
 
 def _break_even(compile_s: float | None, saved_ms: float) -> int | None:

@@ -60,9 +60,8 @@ def unfit(module: nn.Module, path: str, known: tuple[type[nn.Module], ...]) -> s
         return f"{path} is a subclass, {type(module).__name__}, that may compute something else"
     if "forward" in vars(module):
         return f"{path} has a forward of its own set on the instance"
-    for attribute, word in _HOOKS.items():
-        if hooks := getattr(module, attribute):
-            return f"{path} has a {word} ({hook_name(next(iter(hooks.values())))})"
+    if reason := hook(module, path):
+        return reason
     for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
         if type(tensor) not in _PLAIN or tensor.is_quantized:
             kind = "quantised tensor" if tensor.is_quantized else type(tensor).__name__
@@ -72,7 +71,21 @@ def unfit(module: nn.Module, path: str, known: tuple[type[nn.Module], ...]) -> s
     return ""
 
 
-def hook_name(hook: Callable[..., Any]) -> str:
+def hook(module: nn.Module, path: str) -> str:
+    """Say which hook a module has; empty where it has none."""
+    for attribute, word in _HOOKS.items():
+        if hooks := getattr(module, attribute):
+            return f"{path} has a {word} ({_written(next(iter(hooks.values())))})"
+    return ""
+
+
+def hooked(model: nn.Module) -> str:
+    """Say which module of a model has a hook, in a sentence; empty where none has."""
+    found = (hook(module, path or "The model") for path, module in model.named_modules())
+    return next((f"{reason}." for reason in found if reason), "")
+
+
+def _written(hook: Callable[..., Any]) -> str:
     """A hook's name and where it was written: ``log_norms, train.py:88``."""
     code = getattr(hook, "__code__", None)
     name = getattr(hook, "__qualname__", type(hook).__qualname__)
