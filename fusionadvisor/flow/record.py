@@ -11,10 +11,12 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
 from torch import nn
+from torch._C import DispatchKey
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -283,11 +285,16 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self.recorder.opaque(func, args, kwargs)
         if func.namespace in _SKIPPED_NAMESPACES:
             return func(*args, **kwargs)
-        if torch.is_inference_mode_enabled() and func._can_decompose():
+        if torch.is_inference_mode_enabled() and _is_composite(func):
             # without autograd nothing has taken composite ops apart yet; the graph looks the same in either mode
             with self:
-                return func.decompose(*args, **kwargs)
+                return func._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
         return self.recorder.op(func, args, kwargs, self.kept)
+
+
+@cache
+def _is_composite(func: OpOverload) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func._name, "CompositeImplicitAutograd")
 
 
 def _takes_ops_apart(kind: Any) -> bool:
