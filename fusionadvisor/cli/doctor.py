@@ -2,7 +2,7 @@
 
 from rich.text import Text
 
-_MARKS = {True: ("yes", "green"), False: ("no ", "red"), None: ("–  ", "dim")}
+MARKS = {True: ("yes", "green"), False: ("no ", "red"), None: ("-  ", "dim")}
 
 
 def doctor() -> int:
@@ -13,12 +13,12 @@ def doctor() -> int:
     with working() as say:
         say("asking torch and the profiler")
         checks = diagnose()
+    width = max(len(check.name) for check in checks)
     with printing() as console:
         for check in checks:
-            mark, style = _MARKS[check.ok]
-            console.print(
-                Text.assemble((f"{mark}  ", style), (check.name, "bold"), f"  {check.detail}"), soft_wrap=True
-            )
-            if not check.ok and check.remedy:
-                console.print(Text(f"     {check.remedy}", style="dim"), soft_wrap=True)
+            mark, style = MARKS[check.ok]
+            line = Text.assemble((f"{mark}  ", style), (check.name.ljust(width), "bold"), f"  {check.detail}")
+            console.print(line, soft_wrap=True)
+            if check.ok is False and check.remedy:
+                console.print(Text(f"{' ' * (width + 7)}{check.remedy}", style="dim"), soft_wrap=True)
     return 0

@@ -14,7 +14,8 @@ def explain(
     from fusionadvisor.cli.output import printing, write
 
     entry = catalog.entry(identifier.split("#")[0])
-    lines = [f"# {entry.id}: {entry.title}", "", catalog.page(entry.id)]
+    page = catalog.page(entry.id).removeprefix(f"{entry.title}.").lstrip("\n")
+    lines = [f"# {entry.id}: {entry.title}", "", page]
     if entry.remedies:
         lines += ["", f"Remedies: {', '.join(entry.remedies)}"]
     text = "\n".join(lines) + "\n"

@@ -9,7 +9,7 @@ from fusionadvisor.errors import InputError
 from fusionadvisor.render import charts, labels, verdict
 from fusionadvisor.render.text import cleaned
 from fusionadvisor.report.model import Finding, KernelTable, Report
-from fusionadvisor.units import percent, size_bytes, time_us
+from fusionadvisor.units import percent, size_bytes
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -53,7 +53,9 @@ def compose(report: Report) -> str:
         kernels=_kernels(table),
         word=labels.kernel_word(report),
         labels=labels,
-        units={"time": time_us, "percent": percent},
+        table=table,
+        scale=verdict.scale(report),
+        percent=percent,
     )
 
 
@@ -88,7 +90,7 @@ def _tiles(report: Report) -> list[tuple[str, str]]:
     elif report.latency:
         tiles.append(("step, 95 %", labels.interval(report.latency)))
     elif report.timeline:
-        tiles.append(("step", time_us(report.timeline.step_us)))
+        tiles.append(("step", verdict.scale(report).time(report.timeline.step_us)))
     word = f"{labels.kernel_word(report)}s"
     tiles.append((f"{word} a step", f"{round(verdict.kernels(report) / verdict.steps_shown(report)):,}"))
     if verdict.kernel_us(report):
@@ -103,11 +105,13 @@ def _tiles(report: Report) -> list[tuple[str, str]]:
 def _kinds(report: Report) -> list[tuple[str, str, int, str, float]]:
     if report.timeline is None:
         return []
-    steps, total = verdict.steps_shown(report), sum(k.gpu_us for k in report.timeline.by_kind) or 1.0
+    steps, scale = verdict.steps_shown(report), verdict.scale(report)
+    ranked = sorted(report.timeline.by_kind, key=lambda k: -k.gpu_us)
+    total = sum(k.gpu_us for k in ranked) or 1.0
     return [
-        (k.kind, labels.KINDS.get(k.kind, k.kind), round(k.kernels / steps), time_us(k.gpu_us / steps),
+        (k.kind, labels.KINDS.get(k.kind, k.kind), round(k.kernels / steps), scale.time(k.gpu_us / steps),
          k.gpu_us / total)
-        for k in sorted(report.timeline.by_kind, key=lambda k: -k.gpu_us)
+        for k in ranked
     ]  # fmt: skip
 
 

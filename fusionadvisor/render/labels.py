@@ -1,7 +1,18 @@
 """What a report's fields are called when people read them."""
 
-from fusionadvisor.report.model import Attempt, Environment, Finding, Report, Source, TensorSpec, Timing, Workload
-from fusionadvisor.units import range_us, time_us
+from dataclasses import dataclass
+
+from fusionadvisor.report.model import (
+    Attempt,
+    Environment,
+    Finding,
+    KernelTable,
+    Report,
+    Source,
+    TensorSpec,
+    Timing,
+    Workload,
+)
 
 KINDS = {
     "gemm": "matrix multiply",
@@ -98,25 +109,54 @@ def kernel_word(report: Report) -> str:
     return "op" if cpu_times(report) else "kernel"
 
 
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """One unit for all times of a report, so that they compare at a glance."""
+
+    unit: str
+    per_us: float
+
+    @classmethod
+    def of(cls, whole_us: float) -> "Scale":
+        """Return the unit in which the whole, and so each part, reads well."""
+        if whole_us >= 9_999.5e3:
+            return cls("s", 1e-6)
+        return cls("ms", 1e-3) if whole_us >= 9_999.5 else cls("µs", 1.0)
+
+    def time(self, us: float) -> str:
+        """``462.0 µs``, to a tenth; to a hundredth below one."""
+        value = us * self.per_us
+        return f"{value:.2f} {self.unit}" if 0 < abs(value) < 0.95 else f"{value:.1f} {self.unit}"
+
+    def bound(self, us: float) -> str:
+        """``90 µs``, no more digits than a bound can mean."""
+        return f"{self._rounded(us)} {self.unit}"
+
+    def range(self, low: float, high: float) -> str:
+        """``90–111 µs``; ``up to 111 µs`` where the low end is nothing; one value where both ends read the same."""
+        left, right = self._rounded(low), self._rounded(high)
+        if left == right:
+            return f"{left} {self.unit}"
+        return f"up to {right} {self.unit}" if float(left) == 0 else f"{left}–{right} {self.unit}"
+
+    def _rounded(self, us: float) -> str:
+        value = us * self.per_us
+        if abs(value) >= 9.95:
+            return f"{value:.0f}"
+        return f"{value:.2f}" if 0.005 <= abs(value) < 0.95 else f"{value:.1f}"
+
+
 def interval(timing: Timing) -> str:
     """``462.0 µs ± 0.6``: the median with half its 95 % interval, in one unit."""
-    median = time_us(timing.median_ms * 1e3)
-    unit = median.rsplit(" ", 1)[1]
-    scale = {"µs": 1e3, "ms": 1.0, "s": 1e-3}[unit]
-    half = (timing.ci95_ms[1] - timing.ci95_ms[0]) / 2 * scale
-    return f"{median} ± {half:.1f}" if half >= 0.05 else f"{median} ± {half:.2g}"
+    scale = Scale.of(timing.median_ms * 1e3)
+    half = (timing.ci95_ms[1] - timing.ci95_ms[0]) / 2 * 1e3 * scale.per_us
+    return f"{scale.time(timing.median_ms * 1e3)} ± {f'{half:.1f}' if half >= 0.05 else f'{half:.2g}'}"
 
 
 def change(before_ms: float, after_ms: float) -> str:
     """``462.0 → 278.0 µs``, both in the unit of the larger."""
-    unit, scale = _unit(max(before_ms, after_ms))
-    digits = 2 if unit == "s" else 1
-    return f"{before_ms * scale:.{digits}f} → {after_ms * scale:.{digits}f} {unit}"
-
-
-def _unit(ms: float) -> tuple[str, float]:
-    unit = time_us(ms * 1e3).rsplit(" ", 1)[1]
-    return unit, {"µs": 1e3, "ms": 1.0, "s": 1e-3}[unit]
+    scale = Scale.of(max(before_ms, after_ms) * 1e3)
+    return f"{scale.time(before_ms * 1e3).split()[0]} → {scale.time(after_ms * 1e3)}"
 
 
 def ratio(value: float) -> str:
@@ -129,18 +169,49 @@ def counted(finding: Finding) -> str:
     return f"×{finding.instances}" if finding.instances > 1 else ""
 
 
-def where(finding: Finding, limit: int = 4) -> str:
-    """The modules a finding is at: all of a few, the first of many."""
-    paths = list(dict.fromkeys(path for path in (finding.modules or (finding.module,)) if path))
-    if len(paths) <= limit:
-        return ", ".join(paths)
-    return f"{', '.join(paths[: limit - 1])} and {len(paths) - limit + 1} more"
+def short(path: str) -> str:
+    """A module's path without the middle that says least: ``…/ViTLayer#1/Linear#7`` of a path of class names."""
+    parts = path.split("/")
+    return path if len(parts) <= 3 else "/".join(["…", *parts[-2:]])
 
 
-def saving(finding: Finding) -> str:
+def where(finding: Finding, room: int = 60) -> str:
+    """The modules a finding is at, as many as fit in ``room`` characters, and how many more there are."""
+    paths = [short(path) for path in dict.fromkeys(finding.modules or (finding.module,)) if path]
+    shown = paths[:1]
+    for path in paths[1:]:
+        if len(", ".join([*shown, path])) > room:
+            break
+        shown.append(path)
+    rest = len(paths) - len(shown)
+    return ", ".join(shown) + (f" and {rest} more" if rest else "")
+
+
+def lines(finding: Finding, table: KernelTable) -> str:
+    """The source lines of the modules a finding is at: ``block.py:18, 21``; its own line where they are not known."""
+    at = {*finding.modules} or {finding.module}
+    known = len(table.source)
+    of_modules = [table.source[i] for i in finding.kernels if i < known and table.module[i] in at and table.source[i]]
+    if finding.source is None or len(set(of_modules)) <= 1:
+        return source(finding.source)
+    numbers: dict[str, set[int]] = {}
+    for line in of_modules:
+        file, _, number = file_name(line).rpartition(":")
+        if number.isdecimal():
+            numbers.setdefault(file, set()).add(int(number))
+    return ", ".join(f"{file}:{_few(sorted(found))}" for file, found in numbers.items())
+
+
+def _few(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers)) if len(numbers) <= 4 else f"{numbers[0]}–{numbers[-1]}"
+
+
+def saving(finding: Finding, scale: Scale) -> str:
     """``90–111 µs``, what a step could save; kernels that another finding has claimed are counted there."""
     step = finding.saving.step_us
-    return range_us(step.low, step.high) if step.high > 0 or not finding.overlaps else "counted there"
+    if step.high > 0:
+        return scale.range(step.low, step.high)
+    return "counted there" if finding.overlaps else "unknown"
 
 
 def overlap(finding: Finding) -> str:

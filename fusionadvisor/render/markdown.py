@@ -5,8 +5,8 @@ import re
 from fusionadvisor.catalog import entry
 from fusionadvisor.render import labels, verdict
 from fusionadvisor.render.text import cleaned
-from fusionadvisor.report.model import Attempt, Finding, Report
-from fusionadvisor.units import percent, plural, time_us
+from fusionadvisor.report.model import Attempt, Finding, KernelTable, Report
+from fusionadvisor.units import percent, plural
 
 MARK = "<!-- fusion-advisor report -->"
 """First line of the text, by which a file or comment is known as this tool's own."""
@@ -62,11 +62,13 @@ def _about(report: Report) -> str:
 def _kinds(report: Report) -> str:
     if not report.timeline or not report.timeline.by_kind:
         return ""
-    steps, total = verdict.steps_shown(report), sum(k.gpu_us for k in report.timeline.by_kind) or 1.0
+    steps, scale = verdict.steps_shown(report), verdict.scale(report)
+    ranked = sorted(report.timeline.by_kind, key=lambda k: -k.gpu_us)
+    total = sum(k.gpu_us for k in ranked) or 1.0
     rows = [
-        [labels.KINDS.get(k.kind, escape(k.kind)), f"{round(k.kernels / steps):,}", time_us(k.gpu_us / steps),
+        [labels.KINDS.get(k.kind, escape(k.kind)), f"{round(k.kernels / steps):,}", scale.time(k.gpu_us / steps),
          percent(k.gpu_us / total)]
-        for k in sorted(report.timeline.by_kind, key=lambda k: -k.gpu_us)
+        for k in ranked
     ]  # fmt: skip
     word = f"{labels.kernel_word(report)}s"
     return _folded(f"Time by kind of {word[:-1]}", _table(["kind", word, "time", "share"], rows, numbers=(1, 2, 3)))
@@ -76,17 +78,24 @@ def _findings(report: Report) -> str:
     ranked = verdict.ranked(report)
     if not ranked:
         return ""
-    rows = [_finding(finding) for finding in ranked[:FINDINGS_SHOWN]]
+    rows = [_finding(report, finding) for finding in ranked[:FINDINGS_SHOWN]]
     more = len(ranked) - FINDINGS_SHOWN
     table = _table(["", "finding", "where", "could save (bound)", "how"], rows, numbers=(3,))
     return table + (f"\n\nand {plural(more, 'smaller finding')}" if more > 0 else "")
 
 
-def _finding(finding: Finding) -> list[str]:
-    places = [code(labels.where(finding, 3)), code(labels.source(finding.source))]
+def _finding(report: Report, finding: Finding) -> list[str]:
+    table = report.timeline.kernels if report.timeline else KernelTable()
+    places = [code(labels.where(finding)), code(labels.lines(finding, table))]
     rule = f"[{finding.rule}]({entry(finding.rule).url})" if re.fullmatch(r"FA\d{3}", finding.rule) else finding.rule
     title = f"{escape(finding.title)} {labels.counted(finding)}".rstrip()
-    return [rule, title, " ".join(filter(None, places)), labels.saving(finding), ", ".join(finding.remedies)]
+    return [
+        rule,
+        title,
+        " ".join(filter(None, places)),
+        labels.saving(finding, verdict.scale(report)),
+        ", ".join(finding.remedies),
+    ]
 
 
 def _attempts(report: Report) -> str:

@@ -1,14 +1,16 @@
 """A report as text for a terminal: the verdict first, then what it rests on. Works from the report alone."""
 
 import os
+from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fusionadvisor.catalog import RULES, STRATEGIES
 from fusionadvisor.render import labels, verdict
 from fusionadvisor.render.attempts import attempts
 from fusionadvisor.render.text import Piece, Sheet, cleaned
-from fusionadvisor.report.model import Finding, Report
-from fusionadvisor.units import percent, plural, size_bytes, time_us
+from fusionadvisor.report.model import Finding, KernelTable, Report
+from fusionadvisor.units import percent, plural, size_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -67,7 +69,7 @@ def _profile(sheet: Sheet, report: Report) -> None:
 def _header(sheet: Sheet, report: Report) -> None:
     env, items = report.environment, [f"{report.tool.name} {report.tool.version}"]
     if labels.cpu_times(report):
-        items.append("no CUDA device here: CPU ops stand in for kernels, times are CPU times")
+        items += ["no CUDA device here", "CPU ops stand in for kernels", "CPU times"]
     elif report.command == "analyze":
         items.append(f"recorded on {env.gpu or 'a device the trace does not name'}")
     else:
@@ -110,14 +112,15 @@ def _step(sheet: Sheet, report: Report) -> None:
     if line is None or not verdict.kernels(report):
         return
     items: list[Piece] = []
+    scale = verdict.scale(report)
     if report.latency:
         samples = len(report.latency.samples_ms)
         middle = f"median of {samples}" if samples else "median"
         items.append(f"{labels.interval(report.latency)} ({middle}, 95 %)")
     elif line.steps > 1:
-        items.append(f"{time_us(line.step_us)} (median of {line.steps})")
+        items.append(f"{scale.time(line.step_us)} (median of {line.steps})")
     else:
-        items.append(time_us(line.step_us))
+        items.append(scale.time(line.step_us))
     if (busy := _busy(report)) is not None:
         items.append(f"GPU busy {percent(busy)}")
     items.append(plural(round(verdict.kernels(report) / verdict.steps_shown(report)), labels.kernel_word(report)))
@@ -129,7 +132,8 @@ def _step(sheet: Sheet, report: Report) -> None:
     if report.fusion.graphed_share:
         items.append(f"{percent(report.fusion.graphed_share)} replayed from a graph")
     sheet.flow(items, lead=[("Step      ", "bold")], indent=10, gap="   ")
-    if report.fusion.launch_bound.share is None and not labels.cpu_times(report):
+    told = any(f.rule == "FA301" for f in report.findings)
+    if report.fusion.launch_bound.share is None and not labels.cpu_times(report) and not told:
         sheet.say(report.fusion.launch_bound.reason, style="dim", lead=[" " * 10], indent=10)
 
 
@@ -146,7 +150,8 @@ def _busy(report: Report) -> float | None:
 def _kinds(sheet: Sheet, report: Report) -> None:
     if report.timeline is None or not report.timeline.by_kind:
         return
-    steps, total = verdict.steps_shown(report), sum(kind.gpu_us for kind in report.timeline.by_kind) or 1.0
+    steps, scale = verdict.steps_shown(report), verdict.scale(report)
+    total = sum(kind.gpu_us for kind in report.timeline.by_kind) or 1.0
     ranked = sorted(report.timeline.by_kind, key=lambda kind: -kind.gpu_us)
     rows = [(labels.KINDS.get(k.kind, k.kind), k.kernels, k.gpu_us) for k in ranked[:KINDS_SHOWN]]
     if rest := ranked[KINDS_SHOWN:]:
@@ -156,7 +161,7 @@ def _kinds(sheet: Sheet, report: Report) -> None:
         sheet.add(
             f"  {sheet.cell(name, 18)}",
             sheet.cell(plural(round(count / steps), labels.kernel_word(report)), 14, right=True),
-            sheet.cell(time_us(time / steps), 12, right=True),
+            sheet.cell(scale.time(time / steps), 12, right=True),
             sheet.cell(percent(share), 8, right=True),
             "  ",
             (_bar(share, min(BAR, sheet.width - 58)), "cyan"),
@@ -173,43 +178,51 @@ def _findings(sheet: Sheet, report: Report) -> None:
     if not ranked:
         return
     wide = sheet.width >= WIDE
+    common = _common(ranked)
     sheet.gap()
     title = "could save (bound)"
     room = sheet.width - 2 - len("Findings") - (HOW if wide else 0)
     sheet.add(("Findings", "bold"), (sheet.cell(title, room, right=True), "dim"), ("  how" if wide else "", "dim"))
     for finding in ranked[:FINDINGS_SHOWN]:
-        _finding(sheet, finding, wide)
+        _finding(sheet, report, finding, common)
     if (more := len(ranked) - FINDINGS_SHOWN) > 0:
         sheet.add((f"  and {plural(more, 'smaller finding')} (all in --json)", "dim"))
     if notes := [f for f in report.findings if f.footnote]:
-        names = [f"{f.rule} {labels.where(f, 2)}" for f in notes[:4]]
-        more_notes = [f"{len(notes) - 4} more"] if len(notes) > 4 else []
-        sheet.flow([(n, "dim") for n in (*names, *more_notes)], lead=[("  too small to act on: ", "dim")], indent=9)
+        names = [f"{f.rule} {labels.where(f, 20)}" for f in notes[:4]]
+        names += [f"{len(notes) - 4} more"] if len(notes) > 4 else []
+        sheet.flow([(n, "dim") for n in names], lead=[("  too small to act on: ", "dim")], indent=9)
+    for sentence in common:
+        sheet.say(sentence, style="dim", indent=2)
 
 
-def _finding(sheet: Sheet, finding: Finding, wide: bool) -> None:
+def _common(findings: Sequence[Finding]) -> list[str]:
+    """Sentences that several findings share, to be said once."""
+    counts = Counter(sentence for finding in findings for sentence in finding.evidence)
+    return [sentence for sentence, count in counts.items() if count > 1]
+
+
+def _finding(sheet: Sheet, report: Report, finding: Finding, common: Sequence[str]) -> None:
+    wide, scale = sheet.width >= WIDE, verdict.scale(report)
     how = finding.remedies[0] if finding.remedies else "by hand"
-    saving, colour = labels.saving(finding), "green" if finding.saving.step_us.high > 0 else "dim"
+    saving, colour = labels.saving(finding, scale), "green" if finding.saving.step_us.high > 0 else "dim"
     room = sheet.width - 9 - (HOW if wide else 0)
     title = sheet.spell(f"{finding.title}  {labels.counted(finding)}".rstrip())
-    size, amount = sheet.size(title), sheet.size(saving)
-    head: list[Piece] = ["  ", (sheet.cell(finding.rule, 7), "cyan")]
-    if size + amount + 2 > room:
-        title = sheet.cell(title, room - amount - 2)
-        size = sheet.size(title)
+    title = sheet.cell(title, min(sheet.size(title), room - sheet.size(saving) - 2))
+    space = " " * (room - sheet.size(title) - sheet.size(saving))
     sheet.add(
-        *head, (title, "bold"), " " * (room - size - amount), (saving, colour),
+        "  ", (sheet.cell(finding.rule, 7), "cyan"), (title, "bold"), space, (saving, colour),
         ("  " + how if wide else "", "magenta"),
     )  # fmt: skip
-    items: list[Piece] = [i for i in (labels.where(finding), labels.source(finding.source)) if i]
-    items += [(f"{time_us(finding.kernel_us)}, {percent(finding.share)} of the step", "dim")] if finding.share else []
-    if not wide:
-        items.append((f"how: {how}", "magenta"))
-    sheet.flow(items, indent=9)
+    table = report.timeline.kernels if report.timeline else KernelTable()
+    items: list[Piece] = [i for i in (labels.where(finding), labels.lines(finding, table)) if i]
+    items += [(f"{scale.time(finding.kernel_us)}, {percent(finding.share)}", "dim")] if finding.share else []
+    items += [] if wide else [(f"how: {how}", "magenta")]
+    sheet.flow(items, lead=[" " * 9], indent=9)
     if overlap := labels.overlap(finding):
         sheet.say(overlap, style="dim", indent=9)
-    for sentence in finding.evidence[:2]:
-        sheet.say(sentence, style="dim", indent=9)
+    for sentence in finding.evidence:
+        if sentence not in common:
+            sheet.say(sentence, style="dim", indent=9)
 
 
 def _rest(sheet: Sheet, report: Report) -> None:
@@ -255,8 +268,9 @@ def next_commands(report: Report) -> tuple[str, ...]:
     if report.attempts or not ranked:
         return ()
     known = {entry.id for entry in STRATEGIES}
-    offered = [remedy for finding in ranked for remedy in finding.remedies if remedy in known]
+    first = [finding.remedies[0] for finding in ranked if finding.remedies]
+    offered = [r for r in (*first, *(r for finding in ranked for r in finding.remedies)) if r in known]
     if not report.environment.gpu:
-        offered = [remedy for remedy in offered if remedy != "cudagraph"] or offered
+        offered = [r for r in offered if r != "cudagraph"] or offered
     apply = (f"fusion-advisor apply --strategy {offered[0]}",) if offered and report.workload else ()
     return (*apply, f"fusion-advisor explain {ranked[0].rule}")

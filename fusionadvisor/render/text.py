@@ -113,6 +113,9 @@ class Sheet:
             indent: Cells before every further line.
             gap: Between items on one line.
         """
+        items = list(items)
+        if not items:
+            return
         line: list[Piece] = list(lead)
         used = sum(self.size(p if isinstance(p, str) else p[0]) for p in lead)
         if not lead:

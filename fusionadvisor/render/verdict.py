@@ -2,7 +2,7 @@
 
 from fusionadvisor.render import labels
 from fusionadvisor.report.model import Finding, Report, Timing
-from fusionadvisor.units import number_us, percent, plural
+from fusionadvisor.units import percent, plural
 
 
 def of_step(report: Report) -> float:
@@ -55,7 +55,7 @@ def of_findings(report: Report) -> str:
         return "Nothing worth acting on: every finding is smaller than the noise of a step"
     high, whole = could_save(report), of_step(report)
     time = "CPU time" if labels.cpu_times(report) else "kernel time"
-    could = f"up to {_short(high)} of {_short(whole)} could go" if high >= 0.05 else ""
+    could = f"up to {scale(report).bound(high)} of {scale(report).bound(whole)} could go" if high >= 0.05 else ""
     share = report.fusion.unfused_us / kernel_us(report) if kernel_us(report) else 0.0
     if share >= 0.005:
         head = f"{percent(share)} of the {time} is unfused work"
@@ -63,8 +63,9 @@ def of_findings(report: Report) -> str:
     return could[:1].upper() + could[1:] or f"{plural(len(report.findings), 'finding')}, none that shortens the step"
 
 
-def _short(us: float) -> str:
-    return f"{us / 1e6:.2f} s" if us >= 999_995 else f"{us / 1e3:.1f} ms" if us >= 9_999.5 else f"{number_us(us)} µs"
+def scale(report: Report) -> labels.Scale:
+    """The unit of the report's times."""
+    return labels.Scale.of(max(of_step(report), kernel_us(report)))
 
 
 def arms(report: Report) -> tuple[Timing, Timing] | None:

@@ -88,7 +88,7 @@ def test_findings_are_ranked_by_saving_whatever_their_order() -> None:
 def test_first_line_says_that_times_are_cpu_times() -> None:
     first = text(CPU_PROFILE).splitlines()[0]
     assert "no CUDA device here" in first
-    assert "CPU times" in first
+    assert "CPU ops stand in for kernels · CPU times" in first
 
 
 def test_totals_of_several_steps_are_shown_for_one() -> None:

@@ -1,0 +1,91 @@
+"""How figures and places read."""
+
+from dataclasses import replace
+
+import pytest
+
+from fusionadvisor.render import labels
+from fusionadvisor.render.labels import Scale
+from fusionadvisor.render.text import Sheet, clean
+from fusionadvisor.report.model import KernelTable, Timing
+from tests.render.samples import FOLD, bound
+
+
+@pytest.mark.parametrize(
+    ("whole", "us", "time", "rounded"),
+    [
+        (462.0, 7.91, "7.9 µs", "7.9 µs"),
+        (462.0, 184.26, "184.3 µs", "184 µs"),
+        (462.0, 0.512, "0.51 µs", "0.51 µs"),
+        (9_999.0, 9_999.0, "9999.0 µs", "9999 µs"),
+        (10_000.0, 8_615.1, "8.6 ms", "8.6 ms"),
+        (89_300.0, 25_640.0, "25.6 ms", "26 ms"),
+        (12e6, 3.21e6, "3.2 s", "3.2 s"),
+        (462.0, 0.0, "0.0 µs", "0.0 µs"),
+    ],
+)
+def test_one_unit_for_the_whole_report(whole: float, us: float, time: str, rounded: str) -> None:
+    assert (Scale.of(whole).time(us), Scale.of(whole).bound(us)) == (time, rounded)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "said"),
+    [(90, 111, "90–111 µs"), (0, 111, "up to 111 µs"), (0.001, 4, "up to 4.0 µs"), (41.2, 41.4, "41 µs")],
+)
+def test_bounds(low: float, high: float, said: str) -> None:
+    assert Scale.of(462).range(low, high) == said
+
+
+def test_intervals_keep_the_unit_of_their_median() -> None:
+    assert labels.interval(Timing(0.462, (0.4614, 0.4626))) == "462.0 µs ± 0.6"
+    assert labels.interval(Timing(89.3, (80.0, 100.0))) == "89.3 ms ± 10.0"
+    assert labels.interval(Timing(12.0, (11.99, 12.01))) == "12.0 ms ± 0.01"
+    assert labels.change(12.0, 0.5) == "12.0 → 0.50 ms"
+
+
+def test_places() -> None:
+    table = KernelTable(
+        total=5, index=(0, 1, 2, 3, 4), module=("conv1", "bn1", "bn2", "bn2", "bn9"),
+        source=("a/block.py:17", "a/block.py:18", "a/block.py:21", "a/other.py:3", "a/block.py:99"),
+    )  # fmt: skip
+    fold = replace(FOLD, modules=("bn1", "bn2"), kernels=(0, 1, 2, 3))
+    assert labels.lines(fold, table) == "block.py:18, 21, other.py:3"  # not conv1's line, nor bn9's
+    assert labels.lines(replace(fold, kernels=()), table) == "block.py:31"
+    assert labels.where(replace(fold, modules=tuple(f"layer{i}.bn" for i in range(30)))) == (
+        "layer0.bn, layer1.bn, layer2.bn, layer3.bn, layer4.bn and 25 more"
+    )
+    assert labels.where(replace(fold, modules=("A#0/B#1/C#2/D#3",))) == "…/C#2/D#3"
+
+
+def test_savings_that_are_not_known_or_counted_elsewhere() -> None:
+    scale, nothing = Scale.of(462), replace(FOLD, saving=bound(0, 0))
+    assert labels.saving(nothing, scale) == "unknown"
+    assert labels.saving(replace(nothing, overlaps=("FA103#1",)), scale) == "counted there"
+    assert labels.saving(replace(FOLD, overlaps=("FA103#1",)), scale) == "90–111 µs"
+
+
+@pytest.mark.parametrize(
+    ("raw", "cleaned"),
+    [
+        ("plain", "plain"),
+        ("\x1b[31mred\x1b[0m", "red"),
+        ("\x1b]8;;http://x\x1b\\link\x1b]8;;\x07", "link"),
+        ("a\r\nb\tc\u2028d", "a b c d"),
+        ("\u202etxt\u202c\u200f\u2066\x00\x9b", "txt"),
+        ("\ud800", ""),
+        ("größe 日本", "größe 日本"),
+    ],
+)
+def test_cleaning(raw: str, cleaned: str) -> None:
+    assert clean(raw) == cleaned
+
+
+def test_wide_characters_count_as_two_cells() -> None:
+    assert Sheet(80).cell("日本", 6) == "日本  "
+    assert Sheet(80).cell("日本語", 4) == "日… "
+
+
+def test_long_words_are_not_lost() -> None:
+    sheet = Sheet(20)
+    sheet.say("a " + "x" * 50 + " b", indent=2)
+    assert "".join(line.plain for line in sheet.lines).replace(" ", "") == "a" + "x" * 50 + "b"
