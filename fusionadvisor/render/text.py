@@ -84,10 +84,10 @@ class Sheet:
     def cell(self, text: str, width: int, *, right: bool = False) -> str:
         """Return the text padded to ``width`` cells, shortened with an ellipsis where it is longer."""
         text = self.spell(text)
-        size = cell_len(text)
-        if size > width:
+        if cell_len(text) > width:
             dots = self.spell("…")
-            return set_cell_size(text, max(width - len(dots), 0)) + dots[:width]
+            text = (set_cell_size(text, max(width - len(dots), 0)).rstrip() + dots)[:width]
+        size = cell_len(text)
         return " " * (width - size) + text if right else text + " " * (width - size)
 
     def add(self, *pieces: Piece) -> None:
