@@ -1,0 +1,199 @@
+"""The CUDA side: ``torch.cuda.CUDAGraph`` and ``make_graphed_callables``, with what they leave to the caller."""
+
+import gc
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusionadvisor.strategies.graphs.backend import WARM_UPS, CaptureError, Pool, TensorFunction
+from fusionadvisor.strategies.graphs.where import current_frames, locate, traceback_frames
+
+_DEVICE_FAULTS = ("illegal memory access", "device-side assert", "unspecified launch failure", "uncorrectable ECC")
+
+
+class CudaGraphBackend:
+    """Captures on a side stream of the model's device. Only one capture may run in a process at a time."""
+
+    def accepts(self, device: torch.device) -> bool:
+        """CUDA devices only."""
+        return device.type == "cuda"
+
+    def capturing(self) -> bool:
+        """A capture on the current stream, for instance of a graph around this one."""
+        return torch.cuda.is_current_stream_capturing()
+
+    def new_pool(self, device: torch.device) -> Pool:
+        """An id; memory is taken when the first graph is captured into it."""
+        return torch.cuda.graph_pool_handle()
+
+    def follow(self, device: torch.device, last: object) -> object:
+        """Callers on different streams share static buffers: the later one waits for the earlier one's work."""
+        current = torch.cuda.current_stream(device)
+        if isinstance(last, torch.cuda.Stream) and last != current:
+            current.wait_stream(last)
+        return current
+
+    def capture(
+        self,
+        run: Callable[[], object],
+        device: torch.device,
+        pool: Pool,
+        generators: Sequence[torch.Generator] = (),
+    ) -> "_CapturedGraph":
+        """See :class:`GraphBackend`. A wait is found by the last warm-up, before it can spoil a capture."""
+        graph = torch.cuda.CUDAGraph()
+        for generator in generators:
+            graph.register_generator_state(generator)
+        with _side_stream(device) as stream, _undisturbed(device, pool):
+            for _ in range(WARM_UPS):
+                run()
+            with _no_waiting():
+                run()
+            # thread_local: a data loader or another model's thread may allocate meanwhile without ending this capture
+            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+                outputs = run()
+        return _CapturedGraph(graph, outputs)
+
+    def capture_training(
+        self, run: TensorFunction, samples: tuple[Tensor, ...], device: torch.device
+    ) -> TensorFunction:
+        """See :class:`GraphBackend`. A pool of its own: what backward needs must outlive other graphs' replays."""
+        pool = torch.cuda.graph_pool_handle()
+        with _side_stream(device) as stream, _undisturbed(device, pool), _default_capture_stream(stream):
+            _forward_backward(run, samples)
+            with _no_waiting():
+                _forward_backward(run, samples)
+            graphed: TensorFunction = torch.cuda.make_graphed_callables(  # type: ignore[assignment]
+                run, samples, WARM_UPS, allow_unused_input=True, pool=pool
+            )
+            return graphed
+
+
+class _CapturedGraph:
+    """A graph and the tensors it writes."""
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, outputs: object) -> None:
+        self._graph = graph
+        self.outputs = outputs
+
+    def replay(self) -> None:
+        self._graph.replay()
+
+    def release(self) -> None:
+        self.outputs = None
+        self._graph.reset()
+
+
+def _forward_backward(run: TensorFunction, samples: tuple[Tensor, ...]) -> None:
+    """One eager step that leaves every ``.grad`` alone."""
+    outputs = [o for o in run(*samples) if o.requires_grad]
+    wanted = [s for s in samples if s.requires_grad]
+    if outputs:
+        torch.autograd.grad(outputs, wanted, [torch.ones_like(o) for o in outputs], allow_unused=True)
+
+
+@contextmanager
+def _side_stream(device: torch.device) -> Iterator[torch.cuda.Stream]:
+    """A stream beside the current one: waits for it on entry, is waited for on exit, and is left even after a failure.
+
+    ``torch.cuda.graph`` does not restore the current stream when ending an invalid capture raises; this does.
+    """
+    with torch.cuda.device(device):
+        outer = torch.cuda.current_stream(device)
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(outer)
+        with torch.cuda.stream(stream):
+            yield stream
+        outer.wait_stream(stream)
+
+
+@contextmanager
+def _undisturbed(device: torch.device, pool: Pool) -> Iterator[None]:
+    """No collection of dead CUDA objects mid-capture; a failed capture is cleaned up and told as CaptureError."""
+    collecting = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    except CaptureError:
+        raise
+    except Exception as error:
+        if any(fault in str(error) for fault in _DEVICE_FAULTS):
+            raise
+        _clean_up(device, pool)
+        raise CaptureError(_first_line(error), *locate(traceback_frames(error))) from error
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _clean_up(device: torch.device, pool: Pool) -> None:
+    """Undo what an aborted capture leaves behind: ending an invalid one raises before torch gets to do it.
+
+    The allocator would go on believing that a capture is under way, which breaks its out-of-memory path, and (up to
+    torch 2.11) the random generator would refuse to be used outside a capture.
+    """
+    try:
+        torch._C._cuda_endAllocateToPool(device.index, pool)
+    except RuntimeError:
+        pass  # this capture was ended in order, or had not begun
+    else:
+        torch._C._cuda_releasePool(device.index, pool)
+    torch.cuda.synchronize(device)
+    generator = torch.cuda.default_generators[device.index]
+    try:
+        torch.empty(1, device=device).uniform_()
+    except RuntimeError:
+        generator.graphsafe_set_state(generator.clone_state())
+
+
+@contextmanager
+def _no_waiting() -> Iterator[None]:
+    """Raise CaptureError at the end if this thread made the CPU wait for the device.
+
+    In torch's sync debug mode a wait is a warning raised where it happens. Its error mode would also hit the other
+    threads of the process, which may wait as they please.
+    """
+    thread, waits = threading.get_ident(), []
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        show = warnings.showwarning
+
+        def note(message: Warning | str, *rest: Any) -> None:
+            if "synchronizing CUDA operation" not in str(message):
+                show(message, *rest)
+            elif threading.get_ident() == thread:
+                waits.append(locate(current_frames()))
+
+        warnings.showwarning = note  # type: ignore[assignment]
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+    if waits:
+        raise CaptureError("makes the CPU wait for the GPU during forward; a graph can't wait", *waits[0])
+
+
+@contextmanager
+def _default_capture_stream(stream: torch.cuda.Stream) -> Iterator[None]:
+    """Let ``make_graphed_callables`` capture on a stream of this device.
+
+    Left alone it keeps the stream of its first use in the process, which may belong to another device.
+    """
+    before = torch.cuda.graph.default_capture_stream
+    torch.cuda.graph.default_capture_stream = stream
+    try:
+        yield
+    finally:
+        torch.cuda.graph.default_capture_stream = before
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -1,0 +1,137 @@
+"""What the recordings of a model show against capturing it: waits, other devices, written inputs, paths that differ."""
+
+from collections.abc import Iterable, Iterator
+
+from fusionadvisor.flow.graph import SYNC_OPS, FlowGraph, Op
+from fusionadvisor.report.model import Source
+from fusionadvisor.strategies.graphs.obstacle import Obstacle
+
+_CANT_WAIT = "during forward; a graph can't wait for it"
+_COUNT = "makes as many elements as the data says"
+
+_WAITS: dict[str, tuple[str, str]] = {
+    "aten::_local_scalar_dense": ("reads a value back to the CPU (.item(), or a tensor as a condition)", "Keep it on the GPU"),
+    "aten::is_nonzero": ("uses a tensor as a condition", "Use torch.where"),
+    "aten::equal": ("compares tensors for a Python condition (torch.equal)", "Keep the comparison on the GPU"),
+    "aten::nonzero": ("finds non-zero positions, whose number the CPU waits for", "Use a mask with torch.where"),
+    "aten::masked_select": (f"{_COUNT} (masked_select)", "Use torch.where or multiply by the mask"),
+    "aten::repeat_interleave": (f"{_COUNT} (repeat_interleave)", "Pass output_size"),
+    "aten::bincount": (f"{_COUNT} (bincount)", "Use scatter_add into a tensor of fixed size"),
+    "aten::multinomial": ("checks its probabilities on the CPU (multinomial)", "Sample with the Gumbel-max trick"),
+    "aten::histc": ("reads the range of the data back to the CPU (histc)", ""),
+    "aten::_linalg_check_errors": ("waits to see whether a decomposition failed (torch.linalg)", "Use the …_ex variant"),
+    "aten::_pack_padded_sequence": ("packs sequences by lengths on the CPU", "Pad to a fixed length"),
+    "aten::_ctc_loss": ("reads the lengths back to the CPU (ctc_loss)", "Leave the loss out of the graph"),
+    "aten::_to_sparse": ("counts non-zeros to make a sparse tensor", "Keep it dense"),
+    "aten::_nested_tensor_from_mask": ("makes a nested tensor whose sizes depend on the mask", "Pass no padding mask, or disable the nested fast path"),
+    "aten::_nested_tensor_from_mask_left_aligned": ("checks the padding mask on the CPU", "Pass no padding mask, or set enable_nested_tensor=False"),
+    "torchvision::nms": ("keeps as many boxes as the data says (nms)", "Leave it out of the graph"),
+    "higher_order::cond": ("chooses a branch by a value on the GPU (torch.cond)", "Use torch.where"),
+    "higher_order::while_loop": ("loops by a value on the GPU (while_loop)", "Use a fixed number of steps"),
+}  # fmt: skip
+"""Ops for which the CPU waits, beyond or with better words than :data:`SYNC_OPS` (aten native functions, torch 2.13)."""
+
+_SOLVERS = ("aten::_linalg_eigh", "aten::linalg_eig", "aten::_linalg_svd", "aten::linalg_lstsq", "aten::_linalg_eigvals")
+"""Decompositions that run partly on the CPU or wait for cuSOLVER's status."""
+
+_COMMUNICATION = ("c10d", "_c10d_functional")
+_KNOWN_NAMESPACES = ("aten", "prims", "higher_order", "quantized", *_COMMUNICATION)
+_MASKS = ("bool", "uint8")
+
+
+def obstacles(graphs: Iterable[FlowGraph]) -> Iterator[Obstacle]:
+    """What the runs did that a graph cannot, in order; the same line is named once a run."""
+    graphs = tuple(graphs)
+    for graph in graphs:
+        for op in graph.ops:
+            yield from _waits(graph, op)
+            yield from _moves(graph, op)
+    yield from _differences(graphs)
+
+
+def written_inputs(graph: FlowGraph, site: str) -> Iterator[Obstacle]:
+    """Writes into what the site was given: a graph would write into its own copy instead."""
+    calls = graph.calls_of(site) if site else ()
+    given = {v for call in calls for v in call.inputs} if site else set(graph.inputs)
+    storages = {graph.values[v].storage for v in given if graph.values[v].role in ("input", "activation")}
+    for op in graph.within(graph.aliases.get(site, site)):
+        if op.phase == "forward" and any(graph.values[v].storage in storages for v in op.mutates):
+            yield _obstacle(op, f"writes into its input in place ({op.name})", "Use the out-of-place op")
+
+
+def unknown_ops(graph: FlowGraph, site: str) -> list[str]:
+    """Ops that are not torch's own; whether they wait is not known."""
+    names = {op.name for op in graph.within(site) if op.name.partition("::")[0] not in _KNOWN_NAMESPACES}
+    return sorted(names - _WAITS.keys())
+
+
+def source_of(op: Op) -> Source | None:
+    """The line an op was called from."""
+    return Source(op.source.file, op.source.line) if op.source else None
+
+
+def _obstacle(op: Op, why: str, remedy: str) -> Obstacle:
+    return Obstacle(op.module, why, remedy, source_of(op))
+
+
+def _waits(graph: FlowGraph, op: Op) -> Iterator[Obstacle]:
+    if op.name == "aten::repeat_interleave" and op.arguments.get("output_size") is not None:
+        return
+    if op.name in _WAITS:
+        why, remedy = _WAITS[op.name]
+        yield _obstacle(op, f"{why} {_CANT_WAIT}", remedy)
+    elif op.name in SYNC_OPS:
+        yield _obstacle(op, f"waits for a result ({op.name}) {_CANT_WAIT}", "")
+    elif op.name in _SOLVERS:
+        yield _obstacle(op, f"runs a solver that waits for its status ({op.name}) {_CANT_WAIT}", "")
+    elif op.name == "aten::lift_fresh":
+        yield _obstacle(op, f"builds a tensor from Python data {_CANT_WAIT}", "Make it once, as a buffer")
+    elif op.name.partition("::")[0] in _COMMUNICATION:
+        yield _obstacle(op, f"communicates with other processes ({op.name})", "")
+    elif op.name.startswith(("aten::index", "aten::_index_put")) and _masked(graph, op):
+        yield _obstacle(op, f"indexes with a boolean mask, whose count the CPU needs, {_CANT_WAIT}", "Use torch.where or masked_fill")
+
+
+def _masked(graph: FlowGraph, op: Op) -> bool:
+    """A mask among the indices, except where one Python number is written: that is a masked_fill."""
+    indices = op.operands.get("indices", ())
+    if not any(graph.values[v].dtype in _MASKS for v in indices):
+        return False
+    written = [graph.values[v] for v in op.operands.get("values", ())]
+    number = bool(written) and not written[0].shape and written[0].role == "constant"
+    return not (number and len(indices) == 1 and graph.producer(written[0].id) is None)
+
+
+def _moves(graph: FlowGraph, op: Op) -> Iterator[Obstacle]:
+    """Tensors of the CPU among those of the GPU. A 0-dim CPU tensor is no exception: its value would be frozen."""
+    devices = {graph.values[v].device.partition(":")[0] for v in (*op.reads, *op.writes)}
+    if len(devices) > 1:
+        yield _obstacle(op, f"mixes tensors of {' and '.join(sorted(devices))} ({op.name})", "Keep them on the GPU, as buffers")
+
+
+def _differences(graphs: tuple[FlowGraph, ...]) -> Iterator[Obstacle]:
+    """Runs on inputs of the same shapes that did not do the same."""
+    first_of: dict[object, FlowGraph] = {}
+    for graph in graphs:
+        shapes = tuple((graph.values[v].shape, graph.values[v].dtype) for v in graph.inputs)
+        first = first_of.setdefault(shapes, graph)
+        if first is not graph:
+            yield from _difference(first, graph)
+
+
+def _difference(one: FlowGraph, other: FlowGraph) -> Iterator[Obstacle]:
+    for a, b in zip(one.ops, other.ops, strict=False):
+        if (a.name, a.overload, a.module) != (b.name, b.overload, b.module):
+            yield _obstacle(a, "takes another path when its input changes", "Make the choice with torch.where")
+            return
+        if a.arguments != b.arguments:
+            changed = next(k for k in a.arguments if a.arguments[k] != b.arguments.get(k))
+            why = f"passes a number that changes from call to call ({changed} of {a.name}); a graph repeats the captured one"
+            yield _obstacle(a, why, "Keep it in a tensor on the GPU")
+            return
+        if [one.values[v].shape for v in a.reads] != [other.values[v].shape for v in b.reads]:
+            yield _obstacle(a, "works on shapes that depend on the data", "Pad to a fixed size")
+            return
+    if len(one.ops) != len(other.ops):
+        longer = max(one.ops, other.ops, key=len)
+        yield _obstacle(longer[min(len(one.ops), len(other.ops))], "is reached only for some inputs", "")

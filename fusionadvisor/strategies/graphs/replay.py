@@ -1,0 +1,397 @@
+"""A module's forward, replaced by replays of its captured graphs: one a signature, eager where none fits."""
+
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from fusionadvisor.strategies.graphs.backend import CaptureError, Graph, GraphBackend, TensorFunction
+from fusionadvisor.strategies.graphs.state import Assumptions, contents_kept
+from fusionadvisor.strategies.graphs.where import place
+
+MAX_GRAPHS = 8
+"""Signatures captured per module; each holds the memory of one whole run."""
+
+CONSTANTS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout)
+_PLAIN_TENSORS = (Tensor, nn.Parameter, nn.Buffer)
+
+
+class _NoGraphError(Exception):
+    """This call has no graph; the message is the reason it is counted under."""
+
+
+@dataclass(slots=True)
+class Memory:
+    """What graphs of one model share: a pool, the stream of the last call, and the lock that serialises callers.
+
+    Sharing is safe because outputs are held for as long as their graph lives, and calls never overlap.
+    """
+
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    pool: Any = None
+    last_stream: object = None
+
+
+@dataclass(slots=True)
+class Counts:
+    """What became of the calls. ``eager`` counts them by the reason they ran without a graph."""
+
+    replayed: int = 0
+    captured: int = 0
+    recaptured: int = 0
+    eager: Counter[str] = field(default_factory=Counter)
+
+
+class GraphedForward:
+    """Takes the place of ``module.forward``; state dict, module paths and attributes of the model stay as they are.
+
+    Args:
+        module: The module to replay. Its own hooks still run; modules below it must have none.
+        backend: Where graphs come from.
+        training: Capture backward too where gradients are recorded. Otherwise such calls run eagerly.
+        static_outputs: Return the graph's own output tensors, which the next call overwrites, instead of copies.
+        max_graphs: How many signatures to capture; calls with further ones run eagerly.
+        memory: Shared with the other graphed modules of a model.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        backend: GraphBackend,
+        *,
+        training: bool = False,
+        static_outputs: bool = False,
+        max_graphs: int = MAX_GRAPHS,
+        memory: Memory | None = None,
+    ) -> None:
+        self.module = module
+        self.backend = backend
+        self.training = training
+        self.static_outputs = static_outputs
+        self.max_graphs = max_graphs
+        self.counts = Counts()
+        self.failures: dict[object, str] = {}
+        """Why a signature could not be captured, by signature."""
+        self._memory = memory or Memory()
+        self._graphs: dict[object, _Inference | _Training] = {}
+        self._modules: list[nn.Module] = []
+
+    @property
+    def eager(self) -> Callable[..., Any]:
+        """The forward the module's class has."""
+        return type(self.module).forward.__get__(self.module)  # type: ignore[no-any-return]
+
+    def install(self) -> None:
+        """Put this in the place of the module's forward."""
+        self.module.forward = self
+
+    def remove(self) -> None:
+        """Give the module its own forward back and free every graph."""
+        if self.module.__dict__.get("forward") is self:
+            del self.module.forward
+        self.reset()
+
+    def reset(self) -> None:
+        """Free every graph and forget every failure; the next calls capture anew."""
+        with self._memory.lock:
+            for graph in self._graphs.values():
+                graph.release()
+            self._graphs.clear()
+            self.failures.clear()
+            self._modules = []
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "GraphedForward":
+        """A copy of the module gets a forward of its own, with nothing captured."""
+        return self._rebuilt(memo.get(id(self.module), self.module))
+
+    def __reduce__(self) -> tuple[Callable[..., "GraphedForward"], tuple[Any, ...]]:
+        return _rebuild, (self.module, self.backend, self.training, self.static_outputs, self.max_graphs)
+
+    def _rebuilt(self, module: nn.Module) -> "GraphedForward":
+        return _rebuild(module, self.backend, self.training, self.static_outputs, self.max_graphs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Replay where a graph fits the arguments, capture where one could, else run eagerly and count why."""
+        leaves, spec = tree_flatten((args, kwargs))
+        try:
+            with self._memory.lock:
+                graph = self._graph(leaves, spec)
+                self._memory.last_stream = self.backend.follow(graph.device, self._memory.last_stream)
+                outputs = graph.call(leaves)
+                self.counts.replayed += 1
+                return outputs
+        except _NoGraphError as reason:
+            self.counts.eager[str(reason)] += 1
+        return self.eager(*args, **kwargs)
+
+    def _graph(self, leaves: list[Any], spec: TreeSpec) -> "_Inference | _Training":
+        arguments = spec, tuple(map(_leaf_signature, leaves))
+        device = self._device(leaves)
+        if self.backend.capturing():
+            raise _NoGraphError("another capture is under way on this stream")
+        differentiable = torch.is_grad_enabled() and self._requires_grad(leaves)
+        if differentiable and not self.training:
+            raise _NoGraphError("gradients are being recorded; the graph is for inference (call it under no_grad)")
+        key = self._signature(arguments, device, differentiable)
+        if reason := self.failures.get(key):
+            raise _NoGraphError(reason)
+        graph = self._graphs.get(key)
+        if graph is not None and graph.assumed.hooked():
+            raise _NoGraphError("a hook was registered after the capture")
+        if graph is not None and (change := graph.assumed.broken()):
+            self._drop_all(change)
+            graph, key = None, self._signature(arguments, device, differentiable)
+        if graph is None:
+            graph = self._captured(key, leaves, spec, device, differentiable)
+        graph.check_ready()
+        return graph
+
+    def _drop_all(self, change: str) -> None:
+        """Graphs of every signature read the same parameters: none is right any more."""
+        if self.counts.recaptured >= self.max_graphs:
+            raise _NoGraphError(f"{change} again and again: captured anew {self.counts.recaptured} times already")
+        self.counts.recaptured += 1
+        self.reset()
+
+    def _captured(
+        self, key: object, leaves: list[Any], spec: TreeSpec, device: torch.device, differentiable: bool
+    ) -> "_Inference | _Training":
+        if len(self._graphs) >= self.max_graphs:
+            raise _NoGraphError(f"another signature: {self.max_graphs} are captured already")
+        kind = _Training if differentiable else _Inference
+        try:
+            with contents_kept(self.module), _uncached_autocast(device):
+                graph = kind(self, leaves, spec, device)
+        except CaptureError as error:
+            self.failures[key] = self._told(error)
+            raise _NoGraphError(self.failures[key]) from error
+        self._graphs[key] = graph
+        self.counts.captured += 1
+        return graph
+
+    def _told(self, error: CaptureError) -> str:
+        paths = {id(module): path for path, module in self.module.named_modules()}
+        return f"{place(error.source, paths.get(id(error.owner), ''))} {error.why}"
+
+    def _device(self, leaves: list[Any]) -> torch.device:
+        """The one device everything is on: the inputs' where there are any, else the parameters'."""
+        devices = {leaf.device for leaf in leaves if isinstance(leaf, Tensor)}
+        if not devices:
+            devices = {p.device for p in self.module.parameters()}
+        if len(devices) != 1:
+            raise _NoGraphError(f"tensors on {', '.join(sorted(map(str, devices))) or 'no device'}")
+        device = devices.pop()
+        if not self.backend.accepts(device):
+            raise _NoGraphError(f"inputs on {device}")
+        return device
+
+    def _requires_grad(self, leaves: list[Any]) -> bool:
+        return any(isinstance(t, Tensor) and t.requires_grad for t in leaves) or any(
+            p.requires_grad for p in self.module.parameters()
+        )
+
+    def _signature(self, arguments: object, device: torch.device, differentiable: bool) -> object:
+        """Everything a capture depends on that may differ from call to call."""
+        autocast = torch.is_autocast_enabled(device.type) and torch.get_autocast_dtype(device.type)
+        modes = (differentiable, torch.is_inference_mode_enabled(), autocast)
+        if not self._modules:
+            self._modules = list(self.module.modules())
+        flags = tuple([m.training for m in self._modules])
+        return arguments, device, modes, flags
+
+    def run(self, leaves: list[Any], spec: TreeSpec) -> Any:
+        """Run the module's own forward on flattened arguments."""
+        args, kwargs = tree_unflatten(leaves, spec)
+        return self.eager(*args, **kwargs)
+
+    def pool(self, device: torch.device) -> Any:
+        """The pool this model's inference graphs share."""
+        if self._memory.pool is None:
+            self._memory.pool = self.backend.new_pool(device)
+        return self._memory.pool
+
+
+def _rebuild(
+    module: nn.Module, backend: GraphBackend, training: bool, static_outputs: bool, max_graphs: int
+) -> GraphedForward:
+    return GraphedForward(module, backend, training=training, static_outputs=static_outputs, max_graphs=max_graphs)
+
+
+def _leaf_signature(leaf: Any) -> object:
+    if isinstance(leaf, Tensor):
+        if type(leaf) not in _PLAIN_TENSORS or leaf.layout != torch.strided:
+            raise _NoGraphError(f"an input is a {type(leaf).__name__} of layout {leaf.layout}")
+        return leaf.shape, leaf.dtype, leaf.stride(), leaf.requires_grad and torch.is_grad_enabled()
+    if isinstance(leaf, CONSTANTS):
+        return type(leaf), leaf
+    raise _NoGraphError(f"an input is a {type(leaf).__name__}, which may hold anything")
+
+
+def _uncached_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """The caller's autocast without its weight cache: a cast made before the capture would be freed after it."""
+    torch.clear_autocast_cache()
+    if not torch.is_autocast_enabled(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, torch.get_autocast_dtype(device.type), cache_enabled=False)
+
+
+def _static(leaf: Any, *, differentiable: bool = False) -> Any:
+    """The place an input is copied to before each replay."""
+    if not isinstance(leaf, Tensor):
+        return leaf
+    twin = torch.empty_like(leaf, requires_grad=False)
+    twin.copy_(leaf.detach())
+    return twin.requires_grad_(differentiable and leaf.requires_grad)
+
+
+def _check_outputs(leaves: list[Any]) -> None:
+    for leaf in leaves:
+        if not isinstance(leaf, (Tensor, *CONSTANTS)):
+            raise CaptureError(f"returns a {type(leaf).__name__}, which may hide tensors; register it as a pytree")
+
+
+class _Inference:
+    """One signature's graph, without gradients."""
+
+    def __init__(self, owner: GraphedForward, leaves: list[Any], spec: TreeSpec, device: torch.device) -> None:
+        self.device = device
+        self._static = [_static(leaf) for leaf in leaves]
+        self._inputs = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        generators = _generators(owner.module, device)
+        run = lambda: owner.run(self._static, spec)  # noqa: E731
+        self._graph: Graph = owner.backend.capture(run, device, owner.pool(device), generators)
+        self._outputs, self._spec = tree_flatten(self._graph.outputs)
+        _check_outputs(self._outputs)
+        self._copy = not owner.static_outputs
+        self.assumed = Assumptions(owner.module)
+
+    def check_ready(self) -> None:
+        """Without gradients nothing is ever pending."""
+
+    def call(self, leaves: list[Any]) -> Any:
+        for i in self._inputs:
+            if self._static[i] is not leaves[i]:
+                self._static[i].copy_(leaves[i])
+        self._graph.replay()
+        outputs = self._outputs
+        if self._copy:
+            outputs = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in outputs]
+        return tree_unflatten(outputs, self._spec)
+
+    def release(self) -> None:
+        self._outputs = []
+        self._graph.release()
+
+
+class _Pending:
+    """A forward whose backward has not run yet; lives as long as autograd could still run it."""
+
+    done = False
+
+
+class _Training:
+    """One signature's graphs of forward and backward."""
+
+    def __init__(self, owner: GraphedForward, leaves: list[Any], spec: TreeSpec, device: torch.device) -> None:
+        self.device = device
+        static = [_static(leaf, differentiable=True) for leaf in leaves]
+        self._inputs = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        self._parameters = [p for p in owner.module.parameters() if p.requires_grad]
+        self._pending: weakref.ref[_Pending] | None = None
+        self._copy = not owner.static_outputs
+
+        def run(*_: Tensor) -> tuple[Tensor, ...]:
+            self._outputs, self._spec = tree_flatten(owner.run(static, spec))
+            _check_outputs(self._outputs)
+            tensors = tuple(leaf for leaf in self._outputs if isinstance(leaf, Tensor))
+            self._differentiable = [t.requires_grad for t in tensors]
+            return tensors
+
+        samples = (*(static[i] for i in self._inputs), *self._parameters)
+        self._graphed: TensorFunction = owner.backend.capture_training(run, samples, device)
+        self._is_tensor = [isinstance(leaf, Tensor) for leaf in self._outputs]
+        self._outputs = [None if isinstance(leaf, Tensor) else leaf for leaf in self._outputs]
+        self.assumed = Assumptions(owner.module)
+
+    def check_ready(self) -> None:
+        """A second forward would overwrite what the first one's backward needs."""
+        pending = self._pending() if self._pending else None
+        if pending is not None and not pending.done:
+            raise _NoGraphError("an earlier forward still waits for its backward")
+
+    def call(self, leaves: list[Any]) -> Any:
+        tensors = [leaves[i] for i in self._inputs] + self._parameters
+        live = [i for i, tensor in enumerate(tensors) if tensor.requires_grad]
+        fresh = _FreshGradients.apply(*(tensors[i] for i in live))  # type: ignore[no-untyped-call]
+        for i, tensor in zip(live, fresh, strict=True):
+            tensors[i] = tensor
+        pending = _Pending()
+        self._pending = weakref.ref(pending)
+        results = self._graphed(*tensors)
+        outputs = iter(_Once.apply(pending, self._differentiable, self._copy, *results))  # type: ignore[no-untyped-call]
+        filled = [
+            next(outputs) if tensor else leaf for tensor, leaf in zip(self._is_tensor, self._outputs, strict=True)
+        ]
+        return tree_unflatten(filled, self._spec)
+
+    def release(self) -> None:
+        del self._graphed
+
+
+class _FreshGradients(torch.autograd.Function):
+    """Identity whose backward copies: a graph's gradients are static, and autograd would adopt them as ``.grad``.
+
+    The next backward would then overwrite the sum of a gradient accumulation with twice the newest term.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        return tuple(t.detach() for t in tensors)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        held = [g for g in grads if g is not None]
+        fresh = [torch.empty_like(g) for g in held]
+        if fresh:
+            torch._foreach_copy_(fresh, held)
+        copies = iter(fresh)
+        return tuple(None if g is None else next(copies) for g in grads)
+
+
+class _Once(torch.autograd.Function):
+    """Hands outputs out (as copies, unless static ones were asked for) and lets backward through once."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, pending: _Pending, differentiable: list[bool], copy: bool, *outputs: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.pending = pending
+        results = tuple(o.clone() if copy else o.detach() for o in outputs)
+        ctx.mark_non_differentiable(*(r for r, d in zip(results, differentiable, strict=True) if not d))
+        return results
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.pending.done:
+            raise RuntimeError(
+                "backward ran twice through one graphed forward: its activations are gone; run forward again"
+            )
+        ctx.pending.done = True
+        return None, None, None, *grads
+
+
+def _generators(module: nn.Module, device: torch.device) -> list[torch.Generator]:
+    """Random generators the module keeps as attributes, which a graph must be told of."""
+    found = (value for m in module.modules() for value in vars(m).values() if isinstance(value, torch.Generator))
+    return [generator for generator in dict.fromkeys(found) if generator.device == device]

@@ -1,0 +1,89 @@
+"""What a captured graph took for granted about its module, and whether that still holds."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+_OVERLAPPING = 1
+"""``at::MemOverlap::Yes``: an expanded tensor, which cannot be written element by element."""
+
+
+class Assumptions:
+    """Addresses of parameters, buffers and tensor attributes, submodules, training flags and hooks, as captured.
+
+    A graph reads memory, not names: after ``weight.data = …``, ``module.weight = …`` or ``.to()`` it would go on with
+    the old values. Checked before every replay, so kept to flat lists.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        modules = list(module.modules())
+        self._modules = modules
+        self._slots = [(table, name) for m in modules for table in _tables(m) for name in table_tensors(table)]
+        self._children = [(m._modules, name, child) for m in modules for name, child in m._modules.items()]
+        self._hooks = [getattr(m, kind) for m in modules for kind in _HOOKS]
+        self._addresses = self._current_addresses()
+        self._trainable = [p.requires_grad for p in module.parameters()]
+        self._parameters = list(module.parameters())
+
+    def broken(self) -> str:
+        """Say what changed since the capture, empty if nothing did."""
+        try:
+            if self._current_addresses() != self._addresses:
+                return "a parameter or buffer was reassigned"
+            if any(table[name] is not child for table, name, child in self._children):
+                return "a submodule was replaced"
+        except (KeyError, AttributeError):
+            return "a parameter, buffer or submodule was removed"
+        if [p.requires_grad for p in self._parameters] != self._trainable:
+            return "a parameter was frozen or unfrozen"
+        return ""
+
+    def hooked(self) -> bool:
+        """Whether a hook was registered on a module since."""
+        return any(map(len, self._hooks))
+
+    def _current_addresses(self) -> list[int]:
+        return [table[name].data_ptr() for table, name in self._slots]
+
+
+def _tables(module: nn.Module) -> tuple[dict[str, Any], ...]:
+    """Where a module keeps tensors: parameters, buffers, plain attributes."""
+    return module._parameters, module._buffers, module.__dict__
+
+
+def table_tensors(table: dict[str, Any]) -> list[str]:
+    """Names of the tensors in one of a module's tables."""
+    return [name for name, value in table.items() if isinstance(value, Tensor)]
+
+
+@contextmanager
+def contents_kept(module: nn.Module) -> Iterator[None]:
+    """Restore what warm-ups write: buffers and tensor attributes in place, and the random state of every device used.
+
+    Parameters are left out: a forward does not write them.
+    """
+    held = {
+        id(tensor): tensor
+        for m in module.modules()
+        for table in _tables(m)[1:]
+        for tensor in table.values()
+        if isinstance(tensor, Tensor) and torch._debug_has_internal_overlap(tensor) != _OVERLAPPING
+    }
+    saved = [(tensor, tensor.detach().clone()) for tensor in held.values()]
+    generators = {id(v): v for m in module.modules() for v in vars(m).values() if isinstance(v, torch.Generator)}
+    states = [(generator, generator.get_state()) for generator in generators.values()]
+    devices = {t.device.index for t in (*module.parameters(), *held.values()) if t.device.type == "cuda"}
+    with torch.random.fork_rng(devices=sorted(devices)):
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for tensor, content in saved:
+                    tensor.copy_(content)
+            for generator, state in states:
+                generator.set_state(state)

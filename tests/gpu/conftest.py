@@ -1,0 +1,47 @@
+"""Where graphs are tested: the double on every machine, CUDA where there is a device."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+
+from fusionadvisor.strategies.graphs.backend import GraphBackend
+from fusionadvisor.strategies.graphs.cuda import CudaGraphBackend
+from fusionadvisor.strategies.graphs.replay import GraphedForward
+from tests.doubles.cpu_graph import CpuGraphBackend
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device; torch.cuda.is_available() is False here")
+
+
+@dataclass(frozen=True)
+class Rig:
+    """A backend and the device it captures on."""
+
+    backend: GraphBackend
+    device: torch.device
+
+    @property
+    def on_cuda(self) -> bool:
+        return self.device.type == "cuda"
+
+    def randn(self, *shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device=self.device)
+
+    def graphed(self, model: nn.Module, **options: bool | int) -> GraphedForward:
+        """Install a graphed forward on the model, which is moved to the device."""
+        model.to(self.device)
+        forward = GraphedForward(model, self.backend, **options)  # type: ignore[arg-type]
+        forward.install()
+        return forward
+
+
+@pytest.fixture(params=["double", pytest.param("cuda", marks=pytest.mark.gpu)])
+def rig(request: pytest.FixtureRequest) -> Rig:
+    torch.manual_seed(0)
+    if request.param == "cuda":
+        return Rig(CudaGraphBackend(), torch.device("cuda", torch.cuda.current_device()))
+    return Rig(CpuGraphBackend(), torch.device("cpu"))
