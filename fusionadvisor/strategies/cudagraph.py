@@ -1,6 +1,5 @@
 """CUDA graphs: capture the step once, replay it."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,7 +11,7 @@ from fusionadvisor.report.model import Refusal
 from fusionadvisor.strategies.base import Plan, Site, Strategy, Subject
 from fusionadvisor.strategies.graphs.backend import GraphBackend
 from fusionadvisor.strategies.graphs.cuda import CudaGraphBackend
-from fusionadvisor.strategies.graphs.replay import MAX_GRAPHS, GraphedForward, Memory
+from fusionadvisor.strategies.graphs.replay import MAX_GRAPHS, Counts, GraphedForward, Memory
 from fusionadvisor.strategies.graphs.state import contents_kept
 from fusionadvisor.strategies.preflight import Preflight, parts
 
@@ -27,9 +26,10 @@ class CudaGraph(Strategy):
     tensors, outputs are copied out (`static_outputs=true` hands out the graph's own, which the next call overwrites).
     Every new combination of shapes, dtypes, strides, training flags, autocast and grad mode is captured when it first
     comes, up to `max_graphs`; further ones run eagerly and are counted, as are calls that a graph does not fit. When a
-    parameter or buffer was reassigned, the graphs are captured anew. Concurrent callers wait for each other. In training, forward
-    and backward are captured by `torch.cuda.make_graphed_callables`, and every backward returns gradients of its own,
-    so that they can be accumulated.
+    parameter or buffer was reassigned, the graphs are captured anew. Concurrent callers wait for each other.
+
+    In training, forward and backward are captured by `torch.cuda.make_graphed_callables`, and every backward returns
+    gradients of its own, so that they can be accumulated.
 
     ## When it helps
 
@@ -71,7 +71,9 @@ class CudaGraph(Strategy):
         Raises:
             InputError: ``site`` is no module of the model.
         """
-        sites, refused, notes = [], [], []
+        sites: list[Site] = []
+        refused: list[Refusal] = []
+        notes: list[str] = []
         preflight = Preflight(subject)
         for path in self._paths(subject.model):
             name = path or type(subject.model).__name__
@@ -123,12 +125,16 @@ class CudaGraph(Strategy):
             model(*call.args, **call.kwargs)
         for forward in graphed:
             if reasons := list(forward.counts.eager):
+                for each in graphed:
+                    each.remove()
                 raise StrategyError(f"The capture failed: {reasons[0]}.")
 
     def _paths(self, model: nn.Module) -> list[str]:
         known = {path for path, _ in model.named_modules(remove_duplicate=False)}
         if self.site not in known:
-            raise InputError(f"The model has no module '{self.site}'.", did_you_mean(self.site, tuple(sorted(known - {""}))))
+            raise InputError(
+                f"The model has no module '{self.site}'.", did_you_mean(self.site, tuple(sorted(known - {""})))
+            )
         return parts(model, self.site)
 
 
@@ -137,7 +143,7 @@ def _blocker(sites: list[Site], refused: list[Refusal]) -> str:
     return refused[0].reason if refused and not sites else ""
 
 
-def counts(model: nn.Module) -> Mapping[str, object]:
+def counts(model: nn.Module) -> dict[str, Counts]:
     """How often each graphed part of a model was replayed, captured, or run eagerly and why, by module path."""
     forwards = {path: vars(module).get("forward") for path, module in model.named_modules()}
     return {path: f.counts for path, f in forwards.items() if isinstance(f, GraphedForward)}

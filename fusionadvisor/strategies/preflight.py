@@ -61,11 +61,11 @@ class Preflight:
         self.subject = subject
         found = list(_structural(subject.model, subject.mode == "training"))
         found += _given(subject)
-        found += obstacles(subject.graphs)
         result = None
         if subject.calls:
             rehearsed, result = rehearse(subject.model, subject.calls[0], grad=subject.mode == "training")
             found += rehearsed
+        found += obstacles(subject.graphs)
         self._found = _once(found)
         self._returned = [leaf for leaf in tree_leaves(result) if not isinstance(leaf, (Tensor, *CONSTANTS))]
 
@@ -87,7 +87,12 @@ class Preflight:
             if site and not calls:
                 found.append(Obstacle(site, "was not called in the recordings"))
             if len(calls) > 1 and self.subject.mode == "training":
-                found.append(Obstacle(site, f"is called {len(calls)} times before a backward, which needs every call's own activations"))
+                found.append(
+                    Obstacle(
+                        site,
+                        f"is called {len(calls)} times before a backward, which needs every call's own activations",
+                    )
+                )
         if not site and self._returned:
             found.append(Obstacle("", f"returns a {type(self._returned[0]).__name__}, in which tensors cannot be found",
                                   "Register it with torch.utils._pytree"))  # fmt: skip
@@ -105,7 +110,7 @@ class Preflight:
             if size[path] < _WORTH * len(work):
                 return ""
             if all(not self._own(part) for part in parts(self.subject.model, path)):
-                return path
+                return str(path)
         return ""
 
 
@@ -140,7 +145,9 @@ def _structural(model: nn.Module, training: bool) -> Iterator[Obstacle]:
         for attribute, word in _HOOKS.items():
             if hooks := getattr(module, attribute):
                 hook = next(iter(hooks.values()))
-                yield Obstacle(path, f"has a {word} ({getattr(hook, '__qualname__', type(hook).__name__)}); a graph would skip it")
+                yield Obstacle(
+                    path, f"has a {word} ({getattr(hook, '__qualname__', type(hook).__name__)}); a graph would skip it"
+                )
         for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
             if type(tensor) not in (Tensor, nn.Parameter, nn.Buffer) or tensor.is_meta:
                 yield Obstacle(path, f"holds {name}, a {'meta tensor' if tensor.is_meta else type(tensor).__name__}")
@@ -163,10 +170,13 @@ def _given(subject: Subject) -> list[Obstacle]:
     for call in subject.calls[:1]:
         for name, tensor in call.tensors():
             if devices and tensor.device not in devices:
-                found.append(Obstacle("", f"takes {name} on {tensor.device} while its parameters are on {devices.pop()}"))
+                found.append(
+                    Obstacle("", f"takes {name} on {tensor.device} while its parameters are on {devices.pop()}")
+                )
             if type(tensor) not in (Tensor, nn.Parameter) or tensor.layout != torch.strided:
                 found.append(Obstacle("", f"takes {name}, a {type(tensor).__name__} of layout {tensor.layout}"))
-        for leaf in tree_leaves((call.args, dict(call.kwargs))):
-            if not isinstance(leaf, (Tensor, *CONSTANTS)):
-                found.append(Obstacle("", f"takes a {type(leaf).__name__}, which may hold anything"))
+        others = [
+            leaf for leaf in tree_leaves((call.args, dict(call.kwargs))) if not isinstance(leaf, (Tensor, *CONSTANTS))
+        ]
+        found += [Obstacle("", f"takes a {type(leaf).__name__}, which may hold anything") for leaf in others]
     return found

@@ -7,6 +7,8 @@ from torch import nn
 from fusionadvisor.report.model import Source
 from fusionadvisor.strategies.graphs.where import short
 
+CANT_WAIT = "during forward; a graph can't wait for it"
+
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
@@ -29,7 +31,7 @@ class Obstacle:
         return not site or self.module == site or self.module.startswith(f"{site}.")
 
     def sentence(self) -> str:
-        """``models/decoder.py:88 reads … (in decoder.head).``"""
+        """The obstacle in words: ``models/decoder.py:88 reads … (in decoder.head).``."""
         inside = f" (in {self.module})" if self.module else ""
         subject = f"{short(self.source.file)}:{self.source.line}" if self.source else (self.module or "the model")
         return f"{subject} {self.why}{inside if self.source else ''}. {self.remedy}".rstrip(" .") + "."

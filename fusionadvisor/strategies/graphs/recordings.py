@@ -4,13 +4,13 @@ from collections.abc import Iterable, Iterator
 
 from fusionadvisor.flow.graph import SYNC_OPS, FlowGraph, Op
 from fusionadvisor.report.model import Source
-from fusionadvisor.strategies.graphs.obstacle import Obstacle
+from fusionadvisor.strategies.graphs.obstacle import CANT_WAIT, Obstacle
 
-_CANT_WAIT = "during forward; a graph can't wait for it"
 _COUNT = "makes as many elements as the data says"
+_NO_NESTED = "Set enable_nested_tensor=False"
 
 _WAITS: dict[str, tuple[str, str]] = {
-    "aten::_local_scalar_dense": ("reads a value back to the CPU (.item(), or a tensor as a condition)", "Keep it on the GPU"),
+    "aten::_local_scalar_dense": ("reads a value back to the CPU (.item())", "Keep it on the GPU"),
     "aten::is_nonzero": ("uses a tensor as a condition", "Use torch.where"),
     "aten::equal": ("compares tensors for a Python condition (torch.equal)", "Keep the comparison on the GPU"),
     "aten::nonzero": ("finds non-zero positions, whose number the CPU waits for", "Use a mask with torch.where"),
@@ -19,19 +19,25 @@ _WAITS: dict[str, tuple[str, str]] = {
     "aten::bincount": (f"{_COUNT} (bincount)", "Use scatter_add into a tensor of fixed size"),
     "aten::multinomial": ("checks its probabilities on the CPU (multinomial)", "Sample with the Gumbel-max trick"),
     "aten::histc": ("reads the range of the data back to the CPU (histc)", ""),
-    "aten::_linalg_check_errors": ("waits to see whether a decomposition failed (torch.linalg)", "Use the …_ex variant"),
+    "aten::_linalg_check_errors": ("waits to see whether torch.linalg failed", "Use the _ex variant"),
     "aten::_pack_padded_sequence": ("packs sequences by lengths on the CPU", "Pad to a fixed length"),
     "aten::_ctc_loss": ("reads the lengths back to the CPU (ctc_loss)", "Leave the loss out of the graph"),
     "aten::_to_sparse": ("counts non-zeros to make a sparse tensor", "Keep it dense"),
-    "aten::_nested_tensor_from_mask": ("makes a nested tensor whose sizes depend on the mask", "Pass no padding mask, or disable the nested fast path"),
-    "aten::_nested_tensor_from_mask_left_aligned": ("checks the padding mask on the CPU", "Pass no padding mask, or set enable_nested_tensor=False"),
+    "aten::_nested_tensor_from_mask": ("makes a nested tensor as large as the mask says", _NO_NESTED),
+    "aten::_nested_tensor_from_mask_left_aligned": ("checks the padding mask on the CPU", _NO_NESTED),
     "torchvision::nms": ("keeps as many boxes as the data says (nms)", "Leave it out of the graph"),
     "higher_order::cond": ("chooses a branch by a value on the GPU (torch.cond)", "Use torch.where"),
     "higher_order::while_loop": ("loops by a value on the GPU (while_loop)", "Use a fixed number of steps"),
 }  # fmt: skip
-"""Ops for which the CPU waits, beyond or with better words than :data:`SYNC_OPS` (aten native functions, torch 2.13)."""
+"""Ops for which the CPU waits, beyond :data:`SYNC_OPS` or with better words (aten native functions, torch 2.13)."""
 
-_SOLVERS = ("aten::_linalg_eigh", "aten::linalg_eig", "aten::_linalg_svd", "aten::linalg_lstsq", "aten::_linalg_eigvals")
+_SOLVERS = (
+    "aten::_linalg_eigh",
+    "aten::linalg_eig",
+    "aten::_linalg_svd",
+    "aten::linalg_lstsq",
+    "aten::_linalg_eigvals",
+)
 """Decompositions that run partly on the CPU or wait for cuSOLVER's status."""
 
 _COMMUNICATION = ("c10d", "_c10d_functional")
@@ -40,13 +46,23 @@ _MASKS = ("bool", "uint8")
 
 
 def obstacles(graphs: Iterable[FlowGraph]) -> Iterator[Obstacle]:
-    """What the runs did that a graph cannot, in order; the same line is named once a run."""
-    graphs = tuple(graphs)
+    """What the runs did that a graph cannot, in order.
+
+    Where inputs of the same shapes were recorded more than once, the first run is left out: in it a model builds what
+    it builds once, as it would in the runs that precede a capture.
+    """
+    by_shape: dict[object, list[FlowGraph]] = {}
     for graph in graphs:
-        for op in graph.ops:
-            yield from _waits(graph, op)
-            yield from _moves(graph, op)
-    yield from _differences(graphs)
+        shapes = tuple((graph.values[v].shape, graph.values[v].dtype) for v in graph.inputs)
+        by_shape.setdefault(shapes, []).append(graph)
+    for alike in by_shape.values():
+        settled = alike[1:] or alike
+        for graph in settled:
+            for op in graph.ops:
+                yield from _waits(graph, op)
+                yield from _moves(graph, op)
+        for other in settled[1:]:
+            yield from _difference(settled[0], other)
 
 
 def written_inputs(graph: FlowGraph, site: str) -> Iterator[Obstacle]:
@@ -79,44 +95,43 @@ def _waits(graph: FlowGraph, op: Op) -> Iterator[Obstacle]:
         return
     if op.name in _WAITS:
         why, remedy = _WAITS[op.name]
-        yield _obstacle(op, f"{why} {_CANT_WAIT}", remedy)
+        yield _obstacle(op, f"{why} {CANT_WAIT}", remedy)
     elif op.name in SYNC_OPS:
-        yield _obstacle(op, f"waits for a result ({op.name}) {_CANT_WAIT}", "")
+        yield _obstacle(op, f"waits for a result ({op.name}) {CANT_WAIT}", "")
     elif op.name in _SOLVERS:
-        yield _obstacle(op, f"runs a solver that waits for its status ({op.name}) {_CANT_WAIT}", "")
-    elif op.name == "aten::lift_fresh":
-        yield _obstacle(op, f"builds a tensor from Python data {_CANT_WAIT}", "Make it once, as a buffer")
+        yield _obstacle(op, f"runs a solver that waits for its status ({op.name}) {CANT_WAIT}", "")
+    elif op.name == "aten::lift_fresh" and not _literal(graph, op.writes[0]):
+        yield _obstacle(op, f"builds a tensor from Python data {CANT_WAIT}", "Make it once, as a buffer")
     elif op.name.partition("::")[0] in _COMMUNICATION:
         yield _obstacle(op, f"communicates with other processes ({op.name})", "")
     elif op.name.startswith(("aten::index", "aten::_index_put")) and _masked(graph, op):
-        yield _obstacle(op, f"indexes with a boolean mask, whose count the CPU needs, {_CANT_WAIT}", "Use torch.where or masked_fill")
+        yield _obstacle(
+            op,
+            f"indexes with a boolean mask, whose count the CPU needs, {CANT_WAIT}",
+            "Use torch.where or masked_fill",
+        )
+
+
+def _literal(graph: FlowGraph, value: int) -> bool:
+    """A number in the code that became a 0-dim tensor on its way, as in ``x[mask] = 0.0``."""
+    maker = graph.producer(value)
+    return not graph.values[value].shape and maker is not None and maker.name == "aten::lift_fresh"
 
 
 def _masked(graph: FlowGraph, op: Op) -> bool:
     """A mask among the indices, except where one Python number is written: that is a masked_fill."""
-    indices = op.operands.get("indices", ())
+    indices, written = op.operands.get("indices", ()), op.operands.get("values", ())
     if not any(graph.values[v].dtype in _MASKS for v in indices):
         return False
-    written = [graph.values[v] for v in op.operands.get("values", ())]
-    number = bool(written) and not written[0].shape and written[0].role == "constant"
-    return not (number and len(indices) == 1 and graph.producer(written[0].id) is None)
+    return not (len(indices) == 1 and written and _literal(graph, written[0]))
 
 
 def _moves(graph: FlowGraph, op: Op) -> Iterator[Obstacle]:
     """Tensors of the CPU among those of the GPU. A 0-dim CPU tensor is no exception: its value would be frozen."""
-    devices = {graph.values[v].device.partition(":")[0] for v in (*op.reads, *op.writes)}
+    touched = [v for v in (*op.reads, *op.writes) if not _literal(graph, v)]
+    devices = {graph.values[v].device.partition(":")[0] for v in touched}
     if len(devices) > 1:
-        yield _obstacle(op, f"mixes tensors of {' and '.join(sorted(devices))} ({op.name})", "Keep them on the GPU, as buffers")
-
-
-def _differences(graphs: tuple[FlowGraph, ...]) -> Iterator[Obstacle]:
-    """Runs on inputs of the same shapes that did not do the same."""
-    first_of: dict[object, FlowGraph] = {}
-    for graph in graphs:
-        shapes = tuple((graph.values[v].shape, graph.values[v].dtype) for v in graph.inputs)
-        first = first_of.setdefault(shapes, graph)
-        if first is not graph:
-            yield from _difference(first, graph)
+        yield _obstacle(op, f"mixes tensors of {' and '.join(sorted(devices))} ({op.name})", "Keep all on the GPU")
 
 
 def _difference(one: FlowGraph, other: FlowGraph) -> Iterator[Obstacle]:
@@ -126,7 +141,7 @@ def _difference(one: FlowGraph, other: FlowGraph) -> Iterator[Obstacle]:
             return
         if a.arguments != b.arguments:
             changed = next(k for k in a.arguments if a.arguments[k] != b.arguments.get(k))
-            why = f"passes a number that changes from call to call ({changed} of {a.name}); a graph repeats the captured one"
+            why = f"passes a number that changes from call to call ({changed} of {a.name}); a graph repeats the first"
             yield _obstacle(a, why, "Keep it in a tensor on the GPU")
             return
         if [one.values[v].shape for v in a.reads] != [other.values[v].shape for v in b.reads]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from fusionadvisor.strategies.graphs.obstacle import Obstacle, paths_of
+from fusionadvisor.strategies.graphs.obstacle import CANT_WAIT, Obstacle, paths_of
 from fusionadvisor.strategies.graphs.state import contents_kept
 from fusionadvisor.strategies.graphs.where import current_frames, locate
 from fusionadvisor.workload.inputs import Call
@@ -40,6 +40,7 @@ def rehearse(model: nn.Module, call: Call, grad: bool) -> tuple[list[Obstacle], 
 
     The first run lets the model build what it builds once: a graph's warm-ups would, too.
     """
+    call = call.map(lambda _, tensor: tensor.clone())
     try:
         model = _stand_in(model)
     except Exception as error:  # noqa: BLE001 - copying runs the user's own __deepcopy__ and __reduce__
@@ -74,12 +75,19 @@ class _Watch(TorchFunctionMode):
 
     def _problem(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, str] | None:
         if name in _READS:
-            return f"reads a value back to the CPU (.{name}()) during forward; a graph can't wait for it", "Keep it on the GPU"
+            return (
+                f"reads a value back to the CPU (.{name}()) during forward; a graph can't wait for it",
+                "Keep it on the GPU",
+            )
         if name == "to" and self._to_cpu((*args[1:], *kwargs.values())):
-            return "copies to the CPU (.to) during forward; a graph can't wait for it", "Keep it on the GPU"
+            return f"copies to the CPU (.to) {CANT_WAIT}", "Keep it on the GPU"
         if name in _FROM_PYTHON and not isinstance(args[0] if args else None, Tensor):
             return f"builds a tensor from Python data (torch.{name}) in forward", "Make it once, as a buffer"
-        if name in _FACTORIES and not any(isinstance(a, Tensor) for a in args) and self._stays_on_cpu(kwargs.get("device")):
+        if (
+            name in _FACTORIES
+            and not any(isinstance(a, Tensor) for a in args)
+            and self._stays_on_cpu(kwargs.get("device"))
+        ):
             return f"makes a tensor on the CPU (torch.{name} without device) in forward", "Pass device=x.device"
         if name in _INDEXING and _python_index(args[1]):
             return "indexes with a Python list, which is copied to the GPU each time", "Keep the index as a buffer"
@@ -90,12 +98,16 @@ class _Watch(TorchFunctionMode):
     def _to_cpu(self, given: tuple[Any, ...]) -> bool:
         """A copy to the CPU by name. On a CPU ``x.to(y.device)`` names it too, so there the line has to say "cpu"."""
         cpu = [a for a in given if a == "cpu" or (isinstance(a, torch.device) and a.type == "cpu")]
-        return bool(cpu) and (not self._on_cpu or any(a == "cpu" and isinstance(a, str) for a in cpu) or self._line_says_cpu())
+        return bool(cpu) and (
+            not self._on_cpu or any(a == "cpu" and isinstance(a, str) for a in cpu) or self._line_says_cpu()
+        )
 
     def _stays_on_cpu(self, device: Any) -> bool:
         if device is None:
             return torch.get_default_device().type == "cpu"
-        return torch.device(device).type == "cpu" and (not self._on_cpu or isinstance(device, str) or self._line_says_cpu())
+        return torch.device(device).type == "cpu" and (
+            not self._on_cpu or isinstance(device, str) or self._line_says_cpu()
+        )
 
     def _line_says_cpu(self) -> bool:
         _, source = locate(current_frames())
