@@ -1,7 +1,6 @@
 """``fusion-advisor apply``."""
 
 import sys
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -24,7 +23,7 @@ from fusionadvisor.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from fusionadvisor.report.model import Attempt
+    from fusionadvisor.report.model import Report
 
 
 def apply(
@@ -72,34 +71,40 @@ def apply(
     with working() as say:
         report = advisor.optimize(workload, names, timeout_s=timeout, save=save, progress=say)
     output.emit(report)
-    return _exit_code(report.attempts)
+    return _exit_code(report)
 
 
 def _strategies(given: str) -> list[str]:
-    from fusionadvisor.catalog import STRATEGIES
+    from fusionadvisor import strategies
     from fusionadvisor.errors import InputError, did_you_mean
 
-    known = {entry.id.lower(): entry.id for entry in STRATEGIES}
-    names = list(dict.fromkeys(name.strip() for name in given.split(",") if name.strip()))
+    known = {name.lower(): name for name in strategies.ids()}
+    names = list(dict.fromkeys(name.strip().lower() for name in given.split(",") if name.strip()))
     if not names:
         raise InputError("No strategy was named.", f"Add --strategy with one or more of: {', '.join(known.values())}.")
     for name in names:
-        if name.lower() not in known:
+        if name not in known:
             raise InputError(f"No strategy is called '{name}'.", did_you_mean(name, tuple(known.values())))
-    return [known[name.lower()] for name in names]
+    return [known[name] for name in names]
 
 
-def _exit_code(attempts: "Iterable[Attempt]") -> int:
+def _exit_code(report: "Report") -> int:
     """Say on standard error which strategies could not be had, and return the code that means it."""
     from fusionadvisor.cli.output import fail
     from fusionadvisor.errors import EnvironmentUnfitError, StrategyError
     from fusionadvisor.render import labels
 
     codes = [0]
-    for attempt in attempts:
-        sentence = f"{attempt.strategy} {labels.ENDED.get(attempt.outcome, '')}: {attempt.reason.rstrip('.')}."
-        if attempt.outcome == "not_tried":
-            codes.append(fail(EnvironmentUnfitError(sentence)))
-        elif labels.failed(attempt):
-            codes.append(fail(StrategyError(sentence)))
+    for attempt in report.attempts:
+        if not labels.failed(attempt):
+            continue
+        unfit = attempt.outcome == "not_tried" and not report.environment.gpu and _needs_cuda(attempt.strategy)
+        kind = EnvironmentUnfitError if unfit else StrategyError
+        codes.append(fail(kind(f"{attempt.strategy} {labels.ENDED[attempt.outcome]}. {attempt.reason}".rstrip())))
     return max(codes)
+
+
+def _needs_cuda(strategy: str) -> bool:
+    from fusionadvisor import strategies
+
+    return strategies.get(strategy).needs_cuda

@@ -87,12 +87,12 @@ def _attempt(sheet: Sheet, report: Report, number: int, attempt: Attempt) -> Non
             labels.ratio(attempt.speedup.median) if attempt.speedup else "",
         )
         _columns(sheet, cells, style="bold", last=style)
-        sheet.say(f"{words}{': ' if attempt.reason else ''}{attempt.reason}", style=style, indent=INDENT)
+        sheet.say(f"{words}. {attempt.reason}" if attempt.reason else words, style=style, indent=INDENT)
         _interval(sheet, attempt)
     else:
         name = sheet.cell(attempt.strategy, max(14, len(attempt.strategy) + 2))
         sheet.say(
-            f"{words}: {attempt.reason}" if attempt.reason else words,
+            f"{words}. {attempt.reason}" if attempt.reason else words,
             style=style, lead=[f"  {sheet.cell(str(number), 3)}", (name, "bold")], indent=INDENT,
         )  # fmt: skip
     _details(sheet, report, attempt)

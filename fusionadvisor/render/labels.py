@@ -223,4 +223,4 @@ def overlap(finding: Finding) -> str:
 
 def failed(attempt: Attempt) -> bool:
     """True where what was asked for could not be had."""
-    return attempt.outcome in ("refused", "crashed", "diverged", "timed_out")
+    return attempt.outcome in ("refused", "crashed", "diverged", "timed_out", "not_tried")

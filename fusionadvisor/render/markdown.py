@@ -109,7 +109,7 @@ def _attempt(attempt: Attempt) -> list[str]:
     outcome = labels.OUTCOMES[attempt.outcome] + (", kept" if attempt.kept else "")
     return [
         code(attempt.strategy),
-        f"{outcome}: {escape(attempt.reason)}" if attempt.reason else outcome,
+        f"{outcome}. {escape(attempt.reason)}" if attempt.reason else outcome,
         f"{counts.before} → {counts.after}" if counts else "",
         labels.ratio(check.rmse_ratio) if check and check.rmse_ratio is not None else "",
         labels.change(attempt.before.median_ms, attempt.after.median_ms) if attempt.before and attempt.after else "",

@@ -184,12 +184,16 @@ def test_apply_says_what_could_not_be_had(cli: Cli, advisor: Advisor) -> None:
     advisor.report = NOT_TRIED
     ran = cli("apply", "--strategy", "cudagraph")
     assert ran.code == 3
-    assert "error: cudagraph was not tried: a CUDA graph needs a CUDA device, and there is none here.\n" in ran.err
-    assert "Pre-flight" in ran.out
+    sentence = "It needs a CUDA device; checked without one: nothing else stands in its way."
+    assert f"error: cudagraph was not tried. {sentence}\n" in ran.err
+    assert "captured on two inputs" in ran.out
     advisor.report = REFUSED
     assert cli("apply", "--strategy", "fuse_modules").code == 4
     advisor.report = replace(REFUSED, attempts=NOT_TRIED.attempts + REFUSED.attempts)
     assert cli("apply", "--strategy", "cudagraph,fuse_modules").code == 4
+    late = replace(NOT_TRIED.attempts[0], strategy="fuse_modules", reason="torchscript is kept.")
+    advisor.report = replace(NOT_TRIED, attempts=(late,))
+    assert cli("apply", "--strategy", "fuse_modules").code == 4  # no lack of this machine's
 
 
 def test_a_reader_that_goes_away_is_no_error() -> None:

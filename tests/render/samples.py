@@ -120,7 +120,7 @@ TRACE = replace(
 )  # fmt: skip
 
 FOLDED = Attempt(
-    strategy="fuse_modules", outcome="same", kept=True, reason="cuDNN adds the folded bias in a kernel of its own",
+    strategy="fuse_modules", outcome="same", kept=True, reason="cuDNN adds the folded bias in a kernel of its own.",
     findings=("FA101#1",), sites=Sites(matched=3, applied=3), kernels=KernelCount(10, 10, (("aten::batch_norm", 3),)),
     verification=Verification("agrees", "cuda", 0.002, 1.02, 3.0, 4),
     before=Timing(0.462, (0.4614, 0.4626), (0.462,) * 50), after=Timing(0.4611, (0.4605, 0.4617), (0.4611,) * 50),
@@ -144,8 +144,8 @@ NOT_TRIED = replace(
     attempts=(
         Attempt(
             strategy="cudagraph", outcome="not_tried",
-            reason="a CUDA graph needs a CUDA device, and there is none here",
-            notes=("Pre-flight: nothing in forward would stop a capture.",),
+            reason="It needs a CUDA device; checked without one: nothing else stands in its way.",
+            notes=("forward was captured on two inputs without a sync.",),
         ),
     ),
 )  # fmt: skip
@@ -153,7 +153,7 @@ REFUSED = replace(
     CPU_PROFILE, command="apply", result=None,
     attempts=(
         Attempt(
-            strategy="fuse_modules", outcome="refused", reason="no site is legal",
+            strategy="fuse_modules", outcome="refused", reason="No site is legal.",
             sites=Sites(0, 0, (Refusal("conv4, bn4", "conv4 has a forward hook, which a fold would skip",
                                        Source("/home/someone/train.py", 88)),)),
         ),

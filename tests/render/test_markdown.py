@@ -24,7 +24,7 @@ def test_it_says_what_the_terminal_says() -> None:
     assert "### 36 % of the kernel time is unfused work\\: up to 185 µs of 462 µs could go" in text
     assert "Fold batch norm into its convolution ×3 | `bn1, bn2, bn3` `block.py:31` | 90–111 µs | fuse" in text
     assert "1.66× (1.66–1.67)" in compose(APPLY) or "1.66× (1.65–1.66)" in compose(APPLY)
-    assert "no site is legal" in compose(REFUSED)
+    assert "No site is legal" in compose(REFUSED)
 
 
 def test_hostile_names_stay_text() -> None:
