@@ -11,11 +11,30 @@ from torch import nn
 
 from fusionadvisor import strategies
 from fusionadvisor.errors import InputError, StrategyError
+from fusionadvisor.files import write_atomically
 from fusionadvisor.report.codec import from_dict, to_dict
-from fusionadvisor.report.model import Mode, TensorSpec
+from fusionadvisor.report.model import Mode, Speedup, TensorSpec, Verification, Workload
 from fusionadvisor.strategies.base import Call, Plan, Site, Subject
 
 FORMAT = "1"
+FILE = "recipe.json"
+LOADER = "load_optimized.py"
+
+_LOADER = '''"""{model}, optimised by fusion-advisor: {steps}.
+
+Build the model and load its weights as before, then: ``model = load_optimized(model.eval())``.
+"""
+
+from pathlib import Path
+
+import fusionadvisor
+
+
+def load_optimized(model, example_inputs=None):
+    """Return an optimised copy; refuses a model or inputs that are not those the recipe was verified with."""
+    recipe = Path(__file__).with_name("{file}")
+    return fusionadvisor.apply_recipe(model, recipe, example_inputs=example_inputs)
+'''
 
 
 @dataclass(frozen=True)
@@ -53,9 +72,37 @@ class Recipe:
     format: str = FORMAT
 
 
-def to_json(recipe: Recipe) -> str:
-    """Return the recipe as JSON text."""
-    return json.dumps(to_dict(recipe), indent=2, ensure_ascii=False) + "\n"
+def made(
+    workload: Workload, steps: tuple[Step, ...], speedup: Speedup | None, verification: Verification | None
+) -> Recipe:
+    """Write down what was kept for a workload, and what was measured."""
+    measured = {}
+    if speedup is not None:
+        low, high = speedup.ci95
+        measured["speedup"] = f"{speedup.median:.3f}x (95 %: {low:.3f}-{high:.3f})"
+        measured["two equal copies"] = f"{speedup.aa_band[0]:.3f}-{speedup.aa_band[1]:.3f}x"
+    if verification is not None:
+        measured["outputs"] = f"{verification.verdict} on {verification.inputs} inputs"
+    notes = tuple(dict.fromkeys(f"{step.strategy}: {site.detail}" for step in steps for site in step.sites))
+    return Recipe(
+        steps, workload.model or "", workload.inputs, workload.mode, workload.device, dict(versions()), measured, notes
+    )
+
+
+def save(folder: Path, recipe: Recipe) -> tuple[str, ...]:
+    """Write ``recipe.json`` and ``load_optimized.py`` into a folder, each whole or not at all; return their paths.
+
+    Raises:
+        InputError: If the folder cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{folder} cannot be made: {error.strerror}.", "Choose another place.") from None
+    loader = _LOADER.format(model=recipe.model, steps=", ".join(step.strategy for step in recipe.steps), file=FILE)
+    write_atomically(folder / LOADER, loader)
+    write_atomically(folder / FILE, json.dumps(to_dict(recipe), indent=2, ensure_ascii=False) + "\n")
+    return str(folder / FILE), str(folder / LOADER)
 
 
 def read(path: str | Path) -> Recipe:

@@ -2,19 +2,20 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from fusionadvisor import strategies
+from fusionadvisor import recipe, strategies
 from fusionadvisor.errors import StrategyError
 from fusionadvisor.evaluate import trial, worker
 from fusionadvisor.evaluate.trial import Done, Job
 from fusionadvisor.evaluate.worker import Ended, Limits
 from fusionadvisor.recipe import Step
-from fusionadvisor.report.model import Attempt, Speedup, Timing, Verification, Workload
+from fusionadvisor.report.model import Attempt, Speedup, Timing, Verification, Warning, Workload
 from fusionadvisor.strategies.base import Strategy
 from fusionadvisor.workload.program import Program
 
-Progress = Callable[[str, str], None]
-"""Told the strategy and what is being done with it."""
+Progress = Callable[[str], None]
+"""Told in a few words what is being done."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,8 @@ class Outcome:
         steps: The kept steps, for a recipe.
         before: The original's latency beside ``after``, that of the whole.
         verification: Of the whole, the original against all kept steps.
-        notes: What the reader must know: another order, no isolation.
+        warnings: What the reader must know: another order, no isolation, a recipe that did not hold.
+        files: What was saved.
     """
 
     attempts: tuple[Attempt, ...]
@@ -36,7 +38,8 @@ class Outcome:
     before: Timing | None = None
     after: Timing | None = None
     verification: Verification | None = None
-    notes: tuple[str, ...] = ()
+    warnings: tuple[Warning, ...] = ()
+    files: tuple[str, ...] = ()
 
 
 def attempt(
@@ -47,7 +50,8 @@ def attempt(
     timeout_s: float = 300.0,
     memory_bytes: int | None = None,
     budget_s: float = 20.0,
-    progress: Progress = lambda _strategy, _stage: None,
+    save: Path | None = None,
+    progress: Progress = lambda _: None,
     program: Program | None = None,
 ) -> Outcome:
     """Try each strategy on top of those kept before it.
@@ -59,6 +63,7 @@ def attempt(
         timeout_s: How long one attempt may take.
         memory_bytes: How much memory it may hold; None for 80 % of what is free.
         budget_s: How long the measuring of one attempt may take.
+        save: A folder for the recipe of what was kept.
         progress: Told what is being done.
         program: For a live model, which no other process can build: the attempts then run in this one.
 
@@ -67,14 +72,16 @@ def attempt(
     """
     chosen = [strategies.get(name, (parameters or {}).get(name)) for name in wanted]
     ordered = sorted(chosen, key=lambda strategy: strategy.order)
-    notes = [] if ordered == chosen else [f"Tried in the order {', '.join(s.id for s in ordered)}."]
+    warnings: list[Warning] = []
+    if ordered != chosen:
+        warnings.append(Warning("W-order", f"Tried in the order {', '.join(s.id for s in ordered)}."))
     if program is not None:
-        notes.append("A live model cannot be built in another process: a crash would have ended this one.")
+        warnings.append(Warning("W-live", "A live model is not isolated: a crash would have ended this process too."))
     limits = Limits(timeout_s, memory_bytes)
 
     def do(job: Job, name: str) -> Ended:
         def tell(stage: str) -> None:
-            progress(name, stage)
+            progress(f"{name}: {stage}")
 
         return worker.run(job, limits, tell) if program is None else _here(job, program, tell)
 
@@ -96,9 +103,28 @@ def attempt(
         last = do(Job(workload, tuple(steps), None, budget_s), "together").done
     elif steps:
         last = replace(last, verification=next(a.verification for a in attempts if a.kept))
+    files: tuple[str, ...] = ()
+    if save is not None and steps:
+        files, problem = _save(workload, steps, last, save, lambda job: do(job, "recipe"))
+        warnings += problem
     return Outcome(
-        tuple(attempts), last.speedup, tuple(steps), last.before, last.after, last.verification, tuple(notes)
+        tuple(attempts), last.speedup, tuple(steps), last.before, last.after, last.verification, tuple(warnings), files
     )
+
+
+def _save(
+    workload: Workload, steps: list[Step], last: Done, folder: Path, do: Callable[[Job], Ended]
+) -> tuple[tuple[str, ...], list[Warning]]:
+    """Write the recipe and have another process load it and verify what comes of it; without that it is not kept."""
+    files = recipe.save(folder, recipe.made(workload, tuple(steps), last.speedup, last.verification))
+    ended = do(Job(workload, recipe=str(folder / recipe.FILE)))
+    verification = ended.done.verification
+    if verification is not None and verification.verdict == "agrees":
+        return files, []
+    for name in files:
+        Path(name).unlink(missing_ok=True)
+    reason = ended.reason or (verification.reason if verification else "nothing was compared")
+    return (), [Warning("W-recipe", f"The recipe did not hold in a fresh process and was not kept: {reason}")]
 
 
 def _attempt(strategy: Strategy, ended: Ended) -> Attempt:

@@ -35,12 +35,14 @@ class Job:
         kept: Steps of the baseline.
         step: The strategy to try, its sites still open.
         budget_s: Time for measuring.
+        recipe: Instead of all that, a recipe file to load and verify.
     """
 
     workload: Workload
     kept: tuple[Step, ...] = ()
     step: Step | None = None
     budget_s: float = 20.0
+    recipe: str | None = None
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,10 @@ class Done:
 def perform(job: Job, program: Program, tell: Tell) -> Done:
     """Do a job on a program built from its workload."""
     with _state_kept():
+        if job.recipe is not None:
+            tell("loading and verifying")
+            candidate = recipe.apply_recipe(program.model, job.recipe, example_inputs=program.call())
+            return Done(verification=_verify(program, candidate))
         if job.step is not None:
             return _Trial(program, job.kept, job.step, job.budget_s, tell).run()
         return _whole(program, job, tell)
@@ -156,12 +162,11 @@ class _Trial:
 
 
 def _reason(result: bench.Comparison, kept: bool, counts: str) -> str:
-    ratio = f"{result.speedup.median:.2f}× (95 %: {result.speedup.ci95[0]:.2f}–{result.speedup.ci95[1]:.2f})"
-    band = f"two copies of the baseline differ by {result.speedup.aa_band[0]:.2f}–{result.speedup.aa_band[1]:.2f}×"
     if result.verdict == "slower":
-        return f"Slower: {ratio}, where {band}."
-    why = "Kept, as outputs agree and less is run: " if kept else ""
-    return f"No proven difference: {ratio}, where {band}. {why}{counts}"
+        return f"The interval lies below what two copies of the baseline differ by. {counts}"
+    if kept:
+        return f"Less is run and outputs agree: {counts}"
+    return f"The interval overlaps what two copies of the baseline differ by. {counts}"
 
 
 def _break_even(compile_s: float | None, saved_ms: float) -> int | None:
