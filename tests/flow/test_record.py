@@ -430,7 +430,7 @@ def test_everything_a_training_step_changes_is_put_back() -> None:
     state = copy.deepcopy(optimizer.state_dict())
     gradients = {name: (p.grad, p.grad.clone()) for name, p in model.named_parameters() if p.grad is not None}
     flags = [m.training for m in model.modules()]
-    random_state = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()  # type: ignore[index, union-attr]
+    random_state = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()  # type: ignore[index]
 
     def step() -> torch.Tensor:
         model.eval()

@@ -1,0 +1,156 @@
+"""A live profile: what it records, how it is linked to the data flow, and the latency beside it."""
+
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+from fusionadvisor.capture import live as capture_live
+from fusionadvisor.capture.align import _matches, align
+from fusionadvisor.capture.live import Captured, capture
+from fusionadvisor.errors import EnvironmentUnfitError
+from fusionadvisor.trace.timeline import KERNEL_COLUMNS
+from fusionadvisor.workload.program import live
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="these run where CPU ops stand in for kernels")
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1)
+        self.bn = nn.BatchNorm2d(8)
+        self.fc = nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.bn(self.conv(x)))
+        return self.fc(x.mean((2, 3)))  # type: ignore[no-any-return]
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capture_live, "LATENCY_SECONDS", 0.05)
+
+
+def captured(**options: Any) -> Captured:
+    return capture(live(Block(), torch.randn(2, 3, 16, 16)), **options)
+
+
+def step_of(result: Captured, step: int = 0) -> pd.DataFrame:
+    kernels = result.timeline.kernels
+    return kernels[kernels["step"] == step]
+
+
+def test_every_kernel_is_linked_to_its_recorded_op_module_and_line() -> None:
+    result = captured(steps=3)
+    kernels = result.timeline.kernels
+    assert (result.timeline.basis, result.timeline.stand_ins) == ("measured", True)
+    assert len(result.timeline.steps) == 3
+    assert len(kernels) == 15
+    for step in range(3):
+        rows = step_of(result, step)
+        assert list(rows["module"]) == ["conv", "bn", "", "", "fc"]
+        names = [result.flow.ops[i].name for i in rows["flow_op"]]
+        assert names == ["aten::convolution", "aten::native_batch_norm", "aten::relu", "aten::mean", "aten::addmm"]
+    lines = sorted({str(source).rpartition(":")[2] for source in kernels["source"]})
+    first = Block.forward.__code__.co_firstlineno
+    assert lines == [str(first + 1), str(first + 2)]
+    assert all("test_live.py" in str(source) for source in kernels["source"])
+    assert set(kernels["phase"]) == {"forward"}
+    assert "W21" not in [w.code for w in result.warnings]
+
+
+def test_the_kernel_table_keeps_its_columns_and_types() -> None:
+    result = captured(steps=1)
+    kernels = result.timeline.kernels
+    assert {name: str(kernels[name].dtype) for name in KERNEL_COLUMNS} == KERNEL_COLUMNS
+
+
+def test_the_latency_is_measured_without_the_profiler() -> None:
+    result = captured(steps=1)
+    low, high = result.latency.ci95_ms
+    assert capture_live.FEWEST_SAMPLES <= len(result.latency.samples_ms) <= capture_live.MOST_SAMPLES
+    assert min(result.latency.samples_ms) <= low <= result.latency.median_ms <= high <= max(result.latency.samples_ms)
+    assert not torch._C._autograd._profiler_enabled()
+
+
+def test_capturing_inference_changes_nothing() -> None:
+    program = live(Block(), torch.randn(2, 3, 16, 16))
+    before = {name: value.clone() for name, value in program.model.state_dict().items()}
+    capture(program, steps=2)
+    for name, value in program.model.state_dict().items():
+        assert torch.equal(value, before[name])
+    assert not program.model.training
+
+
+def test_training_phases_are_told_apart() -> None:
+    program = live(Block(), torch.randn(2, 3, 16, 16), mode="training")
+    result = capture(program, steps=2)
+    rows = step_of(result, 1)
+    assert list(dict.fromkeys(rows["phase"])) == ["forward", "backward", "optimizer"]
+    backward = rows[(rows["phase"] == "backward") & (rows["module"] == "conv")]
+    assert "aten::convolution_backward" in set(backward["op"])
+    assert (rows["flow_op"] >= 0).all()
+
+
+def test_a_step_that_runs_other_ops_is_left_unlinked_and_counted() -> None:
+    class Moody(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            x = x.exp()
+            if self.calls > 4:  # three to warm up, one to record
+                x = x.sin()
+            return x.neg()
+
+    result = capture(live(Moody(), torch.randn(4)), steps=2)
+    rows = step_of(result)
+    by_op = dict(zip(rows["op"].astype(str), rows["flow_op"], strict=True))
+    assert by_op["aten::sin"] == -1
+    assert result.flow.ops[by_op["aten::neg"]].name == "aten::neg"
+    (warning,) = [w for w in result.warnings if w.code == "W21"]
+    assert warning.message.startswith("2 of 6 kernels")
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "pairs"),
+    [
+        ("abc", "abc", [(0, 0), (1, 1), (2, 2)]),
+        ("abxc", "abc", [(0, 0), (1, 1), (3, 2)]),
+        ("ac", "abc", [(0, 0), (1, 2)]),
+        ("xaby", "ab", [(1, 0), (2, 1)]),
+        ("", "abc", []),
+        ("aa", "aaa", [(0, 0), (1, 1)]),
+    ],
+)
+def test_matching_in_order(theirs: str, ours: str, pairs: list[tuple[int, int]]) -> None:
+    assert _matches(theirs, ours) == pairs
+
+
+def test_aligning_is_stable() -> None:
+    result = captured(steps=1)
+    again = align(result.timeline, result.flow)
+    pd.testing.assert_frame_equal(again.timeline.kernels, result.timeline.kernels)
+    assert (again.unlinked, again.kernels) == (0, 5)
+
+
+def test_a_profiler_that_records_nothing_is_the_environments_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.profiler import schedule as real
+
+    # a schedule that never gets to its active steps
+    monkeypatch.setattr(capture_live, "schedule", lambda **options: real(**{**options, "wait": 1000}))
+    with pytest.raises(EnvironmentUnfitError, match="finished no recording"):
+        captured(steps=2)
+
+
+def test_fewer_steps_than_asked_for_are_not_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.profiler import schedule as real
+
+    monkeypatch.setattr(capture_live, "schedule", lambda **options: real(**{**options, "active": 1}))
+    with pytest.raises(EnvironmentUnfitError, match="1 of 3 steps"):
+        captured(steps=3)
