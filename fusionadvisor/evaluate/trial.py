@@ -194,10 +194,14 @@ def copied(model: nn.Module) -> nn.Module:
 def _subject(program: Program, base: nn.Module) -> Subject:
     calls = tuple(_calls(program, PLAN_SEEDS))
     work = program.workload
+
+    def run(model: nn.Module, call: Call) -> object:
+        return program.step(call, model)
+
     if any(isinstance(module, torch.jit.ScriptModule) for module in base.modules()):
-        return Subject(base, (), calls, work.mode, work.device)
+        return Subject(base, (), calls, work.mode, work.device, run)
     graphs = tuple(record(lambda c=call: program.step(c, base), base, call) for call in calls)  # type: ignore[misc]
-    return Subject(base, graphs, calls, work.mode, work.device)
+    return Subject(base, graphs, calls, work.mode, work.device, run)
 
 
 def _calls(program: Program, seeds: tuple[int, ...]) -> Iterator[Call]:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
@@ -24,6 +24,8 @@ class Subject:
         calls: The inputs of those recordings, in the same order.
         mode: inference (under no_grad, in eval mode unless the user's model says otherwise) or training.
         device: Where it runs, ``cpu`` or ``cuda``; what a rewrite brings depends on it.
+        run: Runs another model in this one's place on one of the calls: in training a call is a batch, which only the
+            training step knows how to use. None where nothing is known but how to call the model.
     """
 
     model: nn.Module
@@ -31,6 +33,7 @@ class Subject:
     calls: tuple[Call, ...]
     mode: Mode = "inference"
     device: str = "cpu"
+    run: Callable[[nn.Module, Call], object] | None = None
 
 
 @dataclass(frozen=True)
