@@ -8,12 +8,13 @@ from torch import nn
 
 from fusionadvisor.errors import EnvironmentUnfitError, InputError, StrategyError, did_you_mean
 from fusionadvisor.report.model import Refusal
-from fusionadvisor.strategies.base import Plan, Site, Strategy, Subject
+from fusionadvisor.strategies.base import Call, Plan, Site, Strategy, Subject
 from fusionadvisor.strategies.graphs.backend import GraphBackend
 from fusionadvisor.strategies.graphs.cuda import CudaGraphBackend
 from fusionadvisor.strategies.graphs.replay import MAX_GRAPHS, Counts, GraphedForward, Memory
 from fusionadvisor.strategies.graphs.state import contents_kept
-from fusionadvisor.strategies.preflight import Preflight, parts
+from fusionadvisor.strategies.modules import blocker
+from fusionadvisor.strategies.preflight import Preflight, arguments_of, parts
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class CudaGraph(Strategy):
     id: ClassVar[str] = "cudagraph"
     needs_cuda: ClassVar[bool] = True
     order: ClassVar[int] = 90
+    changes_ops: ClassVar[bool] = False
     terminal: ClassVar[bool] = True
 
     site: str = ""
@@ -74,6 +76,8 @@ class CudaGraph(Strategy):
         sites: list[Site] = []
         refused: list[Refusal] = []
         notes: list[str] = []
+        if reason := blocker(subject.model):
+            return Plan(blocker=reason)
         preflight = Preflight(subject)
         for path in self._paths(subject.model):
             name = path or type(subject.model).__name__
@@ -82,7 +86,7 @@ class CudaGraph(Strategy):
             notes += verdict.notes
             if verdict.clear:
                 sites.append(Site(name, (path,), data={"path": path, "training": subject.mode == "training"}))
-        return Plan(tuple(sites), tuple(refused), _blocker(sites, refused), tuple(dict.fromkeys(notes)))
+        return Plan(tuple(sites), tuple(refused), notes=tuple(dict.fromkeys(notes)))
 
     def rewrite(self, model: nn.Module, plan: Plan, subject: Subject) -> nn.Module:
         """Replace the forward of each site; capture at once where there is a call to capture with.
@@ -115,19 +119,25 @@ class CudaGraph(Strategy):
             )
             forward.install()
             graphed.append(forward)
-        if subject.calls:
-            self._prime(model, subject, graphed)
+        call = arguments_of(subject)
+        if call is not None:
+            self._prime(model, call, subject.mode == "training", graphed)
         return model
 
-    def _prime(self, model: nn.Module, subject: Subject, graphed: list[GraphedForward]) -> None:
-        call = subject.calls[0]
-        with contents_kept(model), torch.set_grad_enabled(subject.mode == "training"):
+    def _prime(self, model: nn.Module, call: Call, training: bool, graphed: list[GraphedForward]) -> None:
+        with contents_kept(model), torch.set_grad_enabled(training):
             model(*call.args, **call.kwargs)
         for forward in graphed:
             if reasons := list(forward.counts.eager):
                 for each in graphed:
                     each.remove()
                 raise StrategyError(f"The capture failed: {reasons[0]}.")
+
+    def recheck(self, model: nn.Module, plan: Plan) -> str:
+        """A recipe names module paths; anything else is checked when the graph is captured."""
+        known = {path for path, _ in model.named_modules(remove_duplicate=False)}
+        missing = [site.name for site in plan.sites if site.data["path"] not in known]
+        return blocker(model) or (f"there is no module {missing[0]}." if missing else "")
 
     def _paths(self, model: nn.Module) -> list[str]:
         known = {path for path, _ in model.named_modules(remove_duplicate=False)}
@@ -136,11 +146,6 @@ class CudaGraph(Strategy):
                 f"The model has no module '{self.site}'.", did_you_mean(self.site, tuple(sorted(known - {""})))
             )
         return parts(model, self.site)
-
-
-def _blocker(sites: list[Site], refused: list[Refusal]) -> str:
-    """The first reason, where no site is left."""
-    return refused[0].reason if refused and not sites else ""
 
 
 def counts(model: nn.Module) -> dict[str, Counts]:

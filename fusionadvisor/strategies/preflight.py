@@ -1,31 +1,25 @@
 """Whether a graph could be captured, found out without capturing one: on any machine, with or without CUDA."""
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from fusionadvisor.report.model import Refusal
-from fusionadvisor.strategies.base import Subject
+from fusionadvisor.strategies.base import Call, Subject
 from fusionadvisor.strategies.graphs.obstacle import Obstacle
-from fusionadvisor.strategies.graphs.recordings import obstacles, unknown_ops, written_inputs
+from fusionadvisor.strategies.graphs.recordings import calls_pending, obstacles, unknown_ops, written_inputs
 from fusionadvisor.strategies.graphs.rehearsal import rehearse
 from fusionadvisor.strategies.graphs.replay import CONSTANTS
+from fusionadvisor.strategies.graphs.state import contents_kept
+from fusionadvisor.strategies.modules import hook
+from fusionadvisor.workload.inputs import forward_names
 
-_HOOKS = {
-    "_forward_hooks": "forward hook",
-    "_forward_pre_hooks": "forward pre-hook",
-    "_backward_hooks": "backward hook",
-    "_backward_pre_hooks": "backward pre-hook",
-}
-_WRAPPERS = {
-    "DataParallel": "is wrapped in DataParallel",
-    "DistributedDataParallel": "is wrapped in DistributedDataParallel",
-    "FullyShardedDataParallel": "is sharded by FSDP",
-    "OptimizedModule": "is compiled already",
-}
+_REGISTER = "Register it with torch.utils._pytree"
 _WORTH = 0.25
 """Least share of the ops a part must have to be proposed instead of the whole."""
 
@@ -59,11 +53,13 @@ class Preflight:
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
-        found = list(_structural(subject.model, subject.mode == "training"))
-        found += _given(subject)
+        training = subject.mode == "training"
+        call = arguments_of(subject)
+        found = list(_structural(subject.model, training))
         result = None
-        if subject.calls:
-            rehearsed, result = rehearse(subject.model, subject.calls[0], grad=subject.mode == "training")
+        if call is not None:
+            found += _given(subject.model, call)
+            rehearsed, result = rehearse(subject.model, call, grad=training)
             found += rehearsed
         found += obstacles(subject.graphs)
         self._found = _once(found)
@@ -75,7 +71,7 @@ class Preflight:
         notes = [
             f"{name} is not torch's own: whether it waits for the GPU is not known here."
             for graph in self.subject.graphs[:1]
-            for name in unknown_ops(graph, site)
+            for name in unknown_ops(graph)
         ]
         return Verdict(site, tuple(own), tuple(notes), self._instead() if own and not site else "")
 
@@ -83,19 +79,13 @@ class Preflight:
         found = [o for o in self._found if o.within(site)]
         for graph in self.subject.graphs:
             found += written_inputs(graph, site)
-            calls = graph.calls_of(site) if site else ()
-            if site and not calls:
+            if site and not graph.calls_of(site):
                 found.append(Obstacle(site, "was not called in the recordings"))
-            if len(calls) > 1 and self.subject.mode == "training":
-                found.append(
-                    Obstacle(
-                        site,
-                        f"is called {len(calls)} times before a backward, which needs every call's own activations",
-                    )
-                )
+            if self.subject.mode == "training" and (times := calls_pending(graph, site)) > 1:
+                found.append(Obstacle(site, f"is called {times} times before a backward; a graph keeps one call"))
         if not site and self._returned:
-            found.append(Obstacle("", f"returns a {type(self._returned[0]).__name__}, in which tensors cannot be found",
-                                  "Register it with torch.utils._pytree"))  # fmt: skip
+            kind = type(self._returned[0]).__name__
+            found.append(Obstacle("", f"returns a {kind}, whose tensors cannot be found", _REGISTER))
         return _once(found)
 
     def _instead(self) -> str:
@@ -130,27 +120,41 @@ def _once(found: list[Obstacle]) -> list[Obstacle]:
     return list(kept.values())
 
 
+def arguments_of(subject: Subject) -> Call | None:
+    """What the model itself is called with first; in training only a step, done by a copy, can tell."""
+    if not subject.calls or (subject.mode == "training" and subject.run is None):
+        return None
+    if subject.run is None or subject.mode == "inference":
+        return subject.calls[0]
+    twin = copy.deepcopy(subject.model)
+    seen: list[Call] = []
+
+    def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        seen.append(Call(args, kwargs).map(_kept))
+
+    twin.register_forward_pre_hook(note, with_kwargs=True)
+    with contents_kept(twin):
+        subject.run(twin, subject.calls[0].map(_kept))
+    return seen[0] if seen else None
+
+
+def _kept(_: str, tensor: Tensor) -> Tensor:
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+
 def _structural(model: nn.Module, training: bool) -> Iterator[Obstacle]:
     """What can be read off the modules."""
     devices = {t.device for t in (*model.parameters(), *model.buffers())}
     if len(devices) > 1:
         yield Obstacle("", f"has tensors on several devices ({', '.join(sorted(map(str, devices)))})")
     for path, module in model.named_modules():
-        if type(module).__name__ in _WRAPPERS and type(module).__module__.startswith("torch."):
-            yield Obstacle(path, _WRAPPERS[type(module).__name__], "Pass the module inside it")
-        if isinstance(module, torch.jit.ScriptModule) and not path:
-            yield Obstacle(path, "is a TorchScript module, whose forward cannot be replaced")
         if "forward" in vars(module):
             yield Obstacle(path, "has a forward of its own set on the instance; a graph would not run it again")
-        for attribute, word in _HOOKS.items():
-            if hooks := getattr(module, attribute):
-                hook = next(iter(hooks.values()))
-                yield Obstacle(
-                    path, f"has a {word} ({getattr(hook, '__qualname__', type(hook).__name__)}); a graph would skip it"
-                )
+        if found := hook(module, ""):
+            yield Obstacle(path, f"{found.strip()}; a graph would skip it")
         for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
-            if type(tensor) not in (Tensor, nn.Parameter, nn.Buffer) or tensor.is_meta:
-                yield Obstacle(path, f"holds {name}, a {'meta tensor' if tensor.is_meta else type(tensor).__name__}")
+            if type(tensor) not in (Tensor, nn.Parameter, nn.Buffer):
+                yield Obstacle(path, f"holds {name}, a {type(tensor).__name__}")
         if training:
             yield from _training_conditions(path, module)
 
@@ -163,20 +167,15 @@ def _training_conditions(path: str, module: nn.Module) -> Iterator[Obstacle]:
         yield Obstacle(path, "makes sparse gradients, whose size depends on the data", "Use sparse=False")
 
 
-def _given(subject: Subject) -> list[Obstacle]:
+def _given(model: nn.Module, call: Call) -> Iterator[Obstacle]:
     """Inputs that cannot be copied into static ones."""
-    found = []
-    devices = {t.device for t in subject.model.parameters()}
-    for call in subject.calls[:1]:
-        for name, tensor in call.tensors():
-            if devices and tensor.device not in devices:
-                found.append(
-                    Obstacle("", f"takes {name} on {tensor.device} while its parameters are on {devices.pop()}")
-                )
-            if type(tensor) not in (Tensor, nn.Parameter) or tensor.layout != torch.strided:
-                found.append(Obstacle("", f"takes {name}, a {type(tensor).__name__} of layout {tensor.layout}"))
-        others = [
-            leaf for leaf in tree_leaves((call.args, dict(call.kwargs))) if not isinstance(leaf, (Tensor, *CONSTANTS))
-        ]
-        found += [Obstacle("", f"takes a {type(leaf).__name__}, which may hold anything") for leaf in others]
-    return found
+    devices = {t.device for t in model.parameters()}
+    own = ", ".join(sorted(map(str, devices)))
+    for name, tensor in call.tensors(forward_names(model)):
+        if devices and tensor.device not in devices:
+            yield Obstacle("", f"takes {name} on {tensor.device} while its parameters are on {own}")
+        if type(tensor) not in (Tensor, nn.Parameter) or tensor.layout != torch.strided:
+            yield Obstacle("", f"takes {name}, a {type(tensor).__name__} of layout {tensor.layout}")
+    for leaf in tree_leaves((call.args, dict(call.kwargs))):
+        if not isinstance(leaf, (Tensor, *CONSTANTS)):
+            yield Obstacle("", f"takes a {type(leaf).__name__}, which may hold anything")

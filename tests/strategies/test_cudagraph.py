@@ -19,7 +19,7 @@ from tests.strategies.test_preflight import subject_of
 
 def rewritten(strategy: CudaGraph, subject: Subject) -> nn.Module:
     plan = strategy.plan(subject)
-    assert plan.blocker == ""
+    assert (plan.blocker, plan.refused) == ("", ())
     return strategy.install(copy.deepcopy(subject.model), plan, subject, CpuGraphBackend())
 
 
@@ -102,7 +102,7 @@ def test_static_outputs_and_the_bound_are_passed_on() -> None:
 
 def test_a_refusal_offers_the_part_that_can_be_captured() -> None:
     subject = subject_of(Body(), [torch.randn(4, 8) for _ in range(3)])
-    reason = CudaGraph().plan(subject).blocker
+    reason = CudaGraph().plan(subject).refused[0].reason
     assert reason.startswith("tests/strategies/graph_models.py:")
     assert reason.endswith("Keep it on the GPU, or graph layers only: --site layers.")
 

@@ -1,6 +1,7 @@
 """What the recordings of a model show against capturing it: waits, other devices, written inputs, paths that differ."""
 
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 
 from fusionadvisor.flow.graph import SYNC_OPS, FlowGraph, Op
 from fusionadvisor.report.model import Source
@@ -58,26 +59,46 @@ def obstacles(graphs: Iterable[FlowGraph]) -> Iterator[Obstacle]:
     for alike in by_shape.values():
         settled = alike[1:] or alike
         for graph in settled:
-            for op in graph.ops:
+            for op in _own(graph):
                 yield from _waits(graph, op)
                 yield from _moves(graph, op)
         for other in settled[1:]:
             yield from _difference(settled[0], other)
 
 
+def _own(graph: FlowGraph) -> list[Op]:
+    """Ops of the model itself: those of its forward and backward, not of the loss or the optimizer around it."""
+    calls = graph.calls_of("")
+    if not calls:
+        return list(graph.ops)
+    inside = {index for call in calls for index in range(call.first_op, call.end_op)}
+    return [op for op in graph.ops if op.index in inside or op.phase == "backward"]
+
+
 def written_inputs(graph: FlowGraph, site: str) -> Iterator[Obstacle]:
     """Writes into what the site was given: a graph would write into its own copy instead."""
-    calls = graph.calls_of(site) if site else ()
-    given = {v for call in calls for v in call.inputs} if site else set(graph.inputs)
-    storages = {graph.values[v].storage for v in given if graph.values[v].role in ("input", "activation")}
-    for op in graph.within(graph.aliases.get(site, site)):
+    calls = graph.calls_of(site)
+    given = {v for call in calls for v in call.inputs} if calls else set(graph.inputs)
+    storages = {graph.values[v].storage for v in given if graph.values[v].role in ("input", "activation", "constant")}
+    inside = [op for call in calls for op in graph.ops[call.first_op : call.end_op]] if calls else graph.ops
+    for op in inside:
         if op.phase == "forward" and any(graph.values[v].storage in storages for v in op.mutates):
             yield _obstacle(op, f"writes into its input in place ({op.name})", "Use the out-of-place op")
 
 
-def unknown_ops(graph: FlowGraph, site: str) -> list[str]:
+def calls_pending(graph: FlowGraph, site: str) -> int:
+    """How many calls of a site follow each other without a backward between them, at most."""
+    most = run = 0
+    for before, call in pairwise((None, *graph.calls_of(site))):
+        between = graph.ops[before.end_op : call.first_op] if before and call else ()
+        run = 1 if any(op.phase == "backward" for op in between) else run + 1
+        most = max(most, run)
+    return most
+
+
+def unknown_ops(graph: FlowGraph) -> list[str]:
     """Ops that are not torch's own; whether they wait is not known."""
-    names = {op.name for op in graph.within(site) if op.name.partition("::")[0] not in _KNOWN_NAMESPACES}
+    names = {op.name for op in _own(graph) if op.name.partition("::")[0] not in _KNOWN_NAMESPACES}
     return sorted(names - _WAITS.keys())
 
 
@@ -135,7 +156,8 @@ def _moves(graph: FlowGraph, op: Op) -> Iterator[Obstacle]:
 
 
 def _difference(one: FlowGraph, other: FlowGraph) -> Iterator[Obstacle]:
-    for a, b in zip(one.ops, other.ops, strict=False):
+    ours, theirs = _own(one), _own(other)
+    for a, b in zip(ours, theirs, strict=False):
         if (a.name, a.overload, a.module) != (b.name, b.overload, b.module):
             yield _obstacle(a, "takes another path when its input changes", "Make the choice with torch.where")
             return
@@ -147,6 +169,6 @@ def _difference(one: FlowGraph, other: FlowGraph) -> Iterator[Obstacle]:
         if [one.values[v].shape for v in a.reads] != [other.values[v].shape for v in b.reads]:
             yield _obstacle(a, "works on shapes that depend on the data", "Pad to a fixed size")
             return
-    if len(one.ops) != len(other.ops):
-        longer = max(one.ops, other.ops, key=len)
-        yield _obstacle(longer[min(len(one.ops), len(other.ops))], "is reached only for some inputs", "")
+    if len(ours) != len(theirs):
+        longer = max(ours, theirs, key=len)
+        yield _obstacle(longer[min(len(ours), len(theirs))], "is reached only for some inputs", "")

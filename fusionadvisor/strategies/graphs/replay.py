@@ -1,5 +1,6 @@
 """A module's forward, replaced by replays of its captured graphs: one a signature, eager where none fits."""
 
+import inspect
 import threading
 import weakref
 from collections import Counter
@@ -83,6 +84,7 @@ class GraphedForward:
         self._memory = memory or Memory()
         self._graphs: dict[object, _Inference | _Training] = {}
         self._modules: list[nn.Module] = []
+        self.__signature__ = inspect.signature(self.eager)
 
     @property
     def eager(self) -> Callable[..., Any]:

@@ -27,6 +27,8 @@ class Assumptions:
         self._children = [(m._modules, name, child) for m in modules for name, child in m._modules.items()]
         self._hooks = [getattr(m, kind) for m in modules for kind in _HOOKS]
         self._addresses = self._current_addresses()
+        # held, so that the allocator cannot give an address to another tensor while the graph still reads it
+        self._held = [table[name].untyped_storage() for table, name in self._slots]
         self._trainable = [p.requires_grad for p in module.parameters()]
         self._parameters = list(module.parameters())
 
