@@ -24,6 +24,7 @@ class Entry:
         home: ``module:Class`` whose docstring is the page.
         remedies: Strategies a rule names; empty for a strategy.
         passed: What to say when the rule found nothing, in two or three words.
+        timed: True for a rule that judges by measured times, so that two runs of the same code may differ.
     """
 
     id: str
@@ -31,6 +32,7 @@ class Entry:
     home: str
     remedies: tuple[str, ...] = ()
     passed: str = ""
+    timed: bool = False
 
     @property
     def url(self) -> str:
@@ -48,7 +50,7 @@ RULES: tuple[Entry, ...] = (
     Entry("FA201", "Merge the layers that read one input", "fusionadvisor.rules.horizontal:Siblings",
           ("horizontal",), "no siblings on one input"),
     Entry("FA301", "Replay the step as a graph", "fusionadvisor.rules.launch:LaunchBound",
-          ("cudagraph", "compile"), "not launch-bound"),
+          ("cudagraph", "compile"), "not launch-bound", timed=True),
 )  # fmt: skip
 
 STRATEGIES: tuple[Entry, ...] = (

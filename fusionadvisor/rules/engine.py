@@ -229,6 +229,7 @@ def _fusion(facts: Facts) -> Fusion:
     return Fusion(
         groups=round(len(facts.groups) / facts.steps),
         unfused_us=sum(g.us for g in facts.groups) / facts.steps,
+        unfused_bytes=round(sum(g.internal for g in facts.groups) / facts.steps) if facts.dataflow.shaped else None,
         fused_share=float(us[fused].sum()) / total,
         graphed_share=float(us[graphed].sum()) / total,
         launch_bound=LaunchBound(launch.break_even_us, None if share is None else min(1.0, share), _said(facts)),

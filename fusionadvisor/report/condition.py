@@ -1,0 +1,113 @@
+"""The grammar of limits: ``kernels > 160``, ``findings.FA101 > 0``, ``unfused_share > 30 %``, or a rule alone.
+
+One condition says when a report fails. ``--fail-on`` and a project's budget are written in it.
+"""
+
+import operator
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from fusionadvisor import catalog
+from fusionadvisor.errors import InputError, did_you_mean
+from fusionadvisor.report import quantities
+from fusionadvisor.report.model import Finding, Report
+from fusionadvisor.report.quantities import Quantity
+
+COMPARE: dict[str, Callable[[float, float], bool]] = {
+    ">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt, "==": operator.eq, "!=": operator.ne,
+}  # fmt: skip
+HOLDS = {">=": "below", "<=": "above", ">": "at most", "<": "at least", "==": "not", "!=": "exactly"}
+"""What a figure has to be for the report to pass."""
+_CONDITION = re.compile(
+    r"(?P<name>[\w.]+?)\s*(?:(?P<sign>>=|<=|==|!=|>|<)\s*(?P<limit>-?[\d._]+(?:e[+-]?\d+)?)\s*(?P<percent>%?))?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """When a report fails. ``rule`` is set where a rule stands alone: it must find nothing worth acting on."""
+
+    text: str
+    quantity: Quantity
+    sign: str
+    limit: float
+    rule: str = ""
+
+    @property
+    def holds(self) -> str:
+        """What has to be for the report to pass: ``at most 160``."""
+        return f"{HOLDS[self.sign]} {self.limit:,.6g}"
+
+    def value(self, report: Report) -> float | None:
+        """Return what is compared; None where the report does not say it."""
+        return len(self.findings(report)) if self.rule else self.quantity.of(report)
+
+    def findings(self, report: Report) -> tuple[Finding, ...]:
+        """Return the findings the condition is about; none where it is about another figure."""
+        if self.rule:
+            return tuple(f for f in report.findings if f.rule == self.rule and not f.footnote)
+        rule = self.quantity.name.removeprefix(quantities.PREFIX)
+        return tuple(f for f in report.findings if f.rule == rule or self.quantity.name == "findings")
+
+    def met(self, report: Report) -> bool:
+        """True where the report fails.
+
+        Raises:
+            InputError: If the report does not say the quantity: a gate that cannot be judged must not pass.
+        """
+        value = self.value(report)
+        if value is None:
+            raise InputError(
+                f"'{self.text}' cannot be judged: this report has no {self.quantity.name} ({self.quantity.meaning}).",
+                "Drop that limit, or set it on a report that has the figure.",
+            )
+        return COMPARE[self.sign](value, self.limit)
+
+
+def parse(expressions: Iterable[str], *, origin: str = "--fail-on") -> tuple[Condition, ...]:
+    """Read conditions; several in one text are set apart by commas.
+
+    Args:
+        expressions: ``FA101``, ``kernels>120``, ``unfused_share > 30 %``.
+        origin: Where they stand, for messages.
+
+    Raises:
+        InputError: If one is not understood.
+    """
+    return tuple(_one(text.strip(), origin) for words in expressions for text in words.split(",") if text.strip())
+
+
+def _one(text: str, origin: str) -> Condition:
+    found = _CONDITION.fullmatch(text)
+    if found is None:
+        raise InputError(f"{origin} '{text}' is not understood.", 'Write a rule, FA101, or a figure: "kernels>120".')
+    name, sign = found["name"], found["sign"]
+    if not sign:
+        return _rule_alone(text, name, origin)
+    try:
+        limit = float(found["limit"])
+    except ValueError:
+        raise InputError(f"{origin} '{text}': '{found['limit']}' is no number.") from None
+    return Condition(text, quantities.find(name), sign, limit / 100 if found["percent"] else limit)
+
+
+def _rule_alone(text: str, name: str, origin: str) -> Condition:
+    if any(quantity.name == name for quantity in quantities.QUANTITIES):
+        raise InputError(f"{origin} '{text}' has no limit.", f'Compare it: "{name}>0".')
+    rules = {entry.id.lower(): entry.id for entry in catalog.RULES}
+    if name.lower() not in rules:
+        raise InputError(f"{origin} names '{name}', which is no rule.", did_you_mean(name, tuple(rules.values())))
+    rule = rules[name.lower()]
+    return Condition(text, quantities.of_rule(rule), ">", 0, rule)
+
+
+def at_most(name: str, limit: float, report: Report | None = None) -> Condition:
+    """Return the condition that a budget's plain number means: not above it, or not below it where more is better.
+
+    Raises:
+        InputError: If there is no such quantity.
+    """
+    quantity = quantities.find(name, report)
+    sign = "<" if quantity.more_is_better else ">"
+    return Condition(f"{quantity.name} {sign} {limit:g}", quantity, sign, limit)
