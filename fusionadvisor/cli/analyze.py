@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from fusionadvisor.cli.options import (
+    CsvOption,
     FailOption,
     ForceOption,
     Format,
@@ -12,6 +13,8 @@ from fusionadvisor.cli.options import (
     HtmlOption,
     JsonOption,
     MarkdownOption,
+    PerfettoOption,
+    SarifOption,
 )
 
 
@@ -22,6 +25,9 @@ def analyze(
     json: JsonOption = None,
     html: HtmlOption = None,
     markdown: MarkdownOption = None,
+    sarif: SarifOption = None,
+    perfetto: PerfettoOption = None,
+    csv: CsvOption = None,
     fail_on: FailOption = None,
     format: FormatOption = Format.text,
     force: ForceOption = False,
@@ -30,8 +36,12 @@ def analyze(
     from fusionadvisor import advisor
     from fusionadvisor.cli.output import Output, working
 
-    output = Output.checked(format, force=force, fail_on=fail_on, json=json, html=html, markdown=markdown)
+    output = Output.checked(
+        format, force=force, fail_on=fail_on, json=json, html=html, markdown=markdown, sarif=sarif, perfetto=perfetto,
+        csv=csv,
+    )  # fmt: skip
     with working() as say:
         report = advisor.analyze(trace, progress=say)
     output.emit(report)
+    output.hold(report)
     return 0

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fusionadvisor.cli.options import (
+    CsvOption,
     DeviceOption,
     EntryOption,
+    FailOption,
     ForceOption,
     Format,
     FormatOption,
@@ -17,6 +19,8 @@ from fusionadvisor.cli.options import (
     InputOption,
     JsonOption,
     MarkdownOption,
+    PerfettoOption,
+    SarifOption,
     SeedOption,
     TrainOption,
     TrustOption,
@@ -46,6 +50,10 @@ def apply(
     json: JsonOption = None,
     html: HtmlOption = None,
     markdown: MarkdownOption = None,
+    sarif: SarifOption = None,
+    perfetto: PerfettoOption = None,
+    csv: CsvOption = None,
+    fail_on: FailOption = None,
     format: FormatOption = Format.text,
     force: ForceOption = False,
 ) -> int:
@@ -54,7 +62,10 @@ def apply(
     from fusionadvisor.cli.output import Output, working
 
     names = _strategies(strategy)
-    output = Output.checked(format, force=force, json=json, html=html, markdown=markdown)
+    output = Output.checked(
+        format, force=force, fail_on=fail_on, json=json, html=html, markdown=markdown, sarif=sarif, perfetto=perfetto,
+        csv=csv,
+    )  # fmt: skip
     if target is None:
         from fusionadvisor.render import labels
 
@@ -71,7 +82,9 @@ def apply(
     with working() as say:
         report = advisor.optimize(workload, names, timeout_s=timeout, save=save, progress=say)
     output.emit(report)
-    return _exit_code(report)
+    code = _exit_code(report)
+    output.hold(report)
+    return code
 
 
 def _strategies(given: str) -> list[str]:

@@ -14,9 +14,18 @@ class Format(StrEnum):
     json = "json"
 
 
+class TextFormat(StrEnum):
+    """What goes to standard output of a command whose result is no report."""
+
+    text = "text"
+    markdown = "markdown"
+    json = "json"
+
+
 FormatOption = Annotated[
     Format, typer.Option("--format", help="What to print: a report to read, or the report as JSON and nothing else.")
 ]
+TextFormatOption = Annotated[TextFormat, typer.Option("--format", help="How to print it.")]
 JsonOption = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the report as JSON.")]
 MarkdownOption = Annotated[
     Path | None,
@@ -27,6 +36,14 @@ MarkdownOption = Annotated[
 HtmlOption = Annotated[
     Path | None, typer.Option("--html", metavar="FILE", help="Also write one HTML page that needs nothing else.")
 ]
+SarifOption = Annotated[
+    Path | None, typer.Option("--sarif", metavar="FILE", help="Also write findings as SARIF, for code scanning.")
+]
+PerfettoOption = Annotated[
+    Path | None,
+    typer.Option("--perfetto", metavar="FILE", help="Also write a trace with findings as tracks."),
+]
+CsvOption = Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Also write the kernels as a table.")]
 FailOption = Annotated[
     list[str] | None,
     typer.Option("--fail-on", metavar="EXPR", help='Exit 1 if so: a rule, FA101, or a figure, "kernels>120".'),

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fusionadvisor.cli import gate
-from fusionadvisor.cli.gate import Condition
+from fusionadvisor.cli.forms import Target
 from fusionadvisor.cli.options import Format
-from fusionadvisor.errors import FusionAdvisorError, InputError
-from fusionadvisor.files import append, write_atomically
+from fusionadvisor.errors import FusionAdvisorError
 from fusionadvisor.render.text import clean
-from fusionadvisor.report import codec
+from fusionadvisor.report import codec, condition
+from fusionadvisor.report.condition import Condition
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,70 +25,12 @@ PIPE_WIDTH = 100
 """Columns of a report that is not printed on a terminal."""
 
 
-def _json(report: "Report") -> str:
-    return codec.to_json(report)
-
-
-def _markdown(report: "Report") -> str:
-    from fusionadvisor.render import markdown
-
-    return markdown.compose(report)
-
-
-def _is_json_report(path: Path) -> bool:
-    try:
-        codec.read(path)
-    except InputError:
-        return False
-    return True
-
-
-def _html(report: "Report") -> str:
-    from fusionadvisor.render import html
-
-    return html.compose(report)
-
-
-def _begins(path: Path, mark: str) -> bool:
-    with path.open("rb") as file:
-        return file.read(len(mark)) == mark.encode()
-
-
-def _is_markdown_report(path: Path) -> bool:
-    from fusionadvisor.render.markdown import MARK
-
-    return _begins(path, MARK)
-
-
-def _is_html_report(path: Path) -> bool:
-    from fusionadvisor.render.html import MARK
-
-    return _begins(path, MARK)
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """A form of the report that goes to a file."""
-
-    option: str
-    compose: Callable[["Report"], str]
-    own: Callable[[Path], bool]
-    """Whether a file is one that this tool wrote in this form."""
-
-
-KINDS = {
-    "json": Kind("--json", _json, _is_json_report),
-    "markdown": Kind("--markdown", _markdown, _is_markdown_report),
-    "html": Kind("--html", _html, _is_html_report),
-}
-
-
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What a command was asked to write. Made before the work starts, so that a bad file name costs nothing."""
+    """What a command was asked to write."""
 
     format: Format = Format.text
-    files: tuple[tuple[Kind, Path], ...] = ()
+    files: tuple[Target, ...] = ()
     conditions: tuple[Condition, ...] = ()
 
     @classmethod
@@ -101,29 +43,27 @@ class Output:
             format: What goes to standard output.
             force: Overwrite files that this tool did not write.
             fail_on: Conditions that end the command with exit code 1.
-            **files: Where a form of :data:`KINDS` is written, None for nowhere.
+            **files: Where a form of :data:`~fusionadvisor.cli.forms.FORMS` is written, None for nowhere.
 
         Raises:
             InputError: If a condition is not understood, a file cannot be written, or somebody else's stands there.
         """
-        wanted = tuple((KINDS[name], path) for name, path in files.items() if path is not None)
-        for kind, path in wanted:
-            _check_target(kind, path, force)
-        return cls(format, wanted, gate.parse(fail_on or ()))
+        targets = tuple(Target.checked(name, path, force) for name, path in files.items() if path is not None)
+        return cls(format, targets, condition.parse(fail_on or ()))
 
     def emit(self, report: "Report") -> None:
-        """Write the report wherever it was asked for.
+        """Write the report wherever it was asked for."""
+        report = replace(report, files=(*report.files, *(str(target.path) for target in self.files)))
+        for target in self.files:
+            target.write(target.form.compose(report))
+        self._print(report)
+
+    def hold(self, report: "Report") -> None:
+        """Let the report pass, once it was written.
 
         Raises:
-            GateError: After all is written, if a condition of ``--fail-on`` is met.
+            GateError: If a condition of ``--fail-on`` is met.
         """
-        report = replace(report, files=(*report.files, *(str(path) for _, path in self.files)))
-        for kind, path in self.files:
-            if _is_step_summary(path):
-                append(path, kind.compose(report))
-            else:
-                write_atomically(path, kind.compose(report))
-        self._print(report)
         gate.hold(self.conditions, report)
 
     def _print(self, report: "Report") -> None:
@@ -136,26 +76,6 @@ class Output:
 
         with printing() as console:
             terminal.render(report, console)
-
-
-def _is_step_summary(path: Path) -> bool:
-    """GitHub's job summary is one file that the commands of a step add to."""
-    summary = os.environ.get("GITHUB_STEP_SUMMARY")
-    return bool(summary) and path.absolute() == Path(summary or "").absolute()
-
-
-def _check_target(kind: Kind, path: Path, force: bool) -> None:
-    if path.is_dir():
-        raise InputError(f"{path} is a folder, not a file to write.", f"Give {kind.option} a file name.")
-    folder = path.absolute().parent
-    if not folder.is_dir():
-        raise InputError(f"The folder {folder} does not exist.", f"Make it first: mkdir -p {folder}")
-    if not os.access(path if path.exists() else folder, os.W_OK):
-        raise InputError(f"{path} cannot be written: permission denied.", "Choose another place.")
-    if force or _is_step_summary(path) or not path.is_file() or not path.stat().st_size:
-        return
-    if not kind.own(path):
-        raise InputError(f"{path} exists and is not a fusion-advisor report.", "Choose another name, or add --force.")
 
 
 @contextmanager

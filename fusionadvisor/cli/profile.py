@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from fusionadvisor.cli.options import (
+    CsvOption,
     DeviceOption,
     EntryOption,
     FailOption,
@@ -16,6 +17,8 @@ from fusionadvisor.cli.options import (
     InputOption,
     JsonOption,
     MarkdownOption,
+    PerfettoOption,
+    SarifOption,
     SeedOption,
     TrainOption,
     TrustOption,
@@ -34,6 +37,9 @@ def profile(
     json: JsonOption = None,
     html: HtmlOption = None,
     markdown: MarkdownOption = None,
+    sarif: SarifOption = None,
+    perfetto: PerfettoOption = None,
+    csv: CsvOption = None,
     fail_on: FailOption = None,
     format: FormatOption = Format.text,
     force: ForceOption = False,
@@ -44,7 +50,10 @@ def profile(
     from fusionadvisor.cli.output import Output, warn, working
     from fusionadvisor.errors import InputError
 
-    output = Output.checked(format, force=force, fail_on=fail_on, json=json, html=html, markdown=markdown)
+    output = Output.checked(
+        format, force=force, fail_on=fail_on, json=json, html=html, markdown=markdown, sarif=sarif, perfetto=perfetto,
+        csv=csv,
+    )  # fmt: skip
     with working() as say:
         report = advisor.profile(
             target, entry=entry, inputs=inputs or (), train=train, device=device, steps=steps, seed=seed, trust=trust,
@@ -56,4 +65,5 @@ def profile(
         except InputError as error:
             warn(f"`apply` will need its target named: {error.what}")
     output.emit(report)
+    output.hold(report)
     return 0

@@ -1,0 +1,125 @@
+"""Findings as SARIF 2.1.0, so that they land on source lines (GitHub code scanning, editors).
+
+https://docs.oasis-open.org/sarif/sarif/v2.1.0/sarif-v2.1.0.html
+"""
+
+import hashlib
+import json
+import re
+from pathlib import PurePosixPath
+from typing import Any
+from urllib.parse import quote
+
+from fusionadvisor import catalog
+from fusionadvisor.errors import InputError
+from fusionadvisor.render import labels
+from fusionadvisor.render.text import cleaned
+from fusionadvisor.report.model import Finding, Report, Source
+from fusionadvisor.report.step import Place, source_of
+from fusionadvisor.units import plural, range_us
+
+MARK = '{"properties": {"writtenBy": "fusion-advisor"}'
+"""How the file begins, by which it is known as this tool's own."""
+SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+ROOT = "%SRCROOT%"
+RELATED = 20
+"""Further places named in one result."""
+
+
+def compose(report: Report, root: str) -> str:
+    """Return the findings that have a source line, as a SARIF log.
+
+    Args:
+        report: Findings without a line are counted in a notification.
+        root: Absolute path of the folder that file names are made relative to.
+    """
+    report = cleaned(report)
+    placed = [finding for finding in report.findings if finding.source]
+    rules = list(dict.fromkeys(finding.rule for finding in placed))
+    unplaced = len(report.findings) - len(placed)
+    said = f"{plural(unplaced, 'finding')} without a source line left out; the report has all."
+    run = {
+        "tool": {
+            "driver": {
+                "name": report.tool.name,
+                "version": report.tool.version,
+                "informationUri": catalog.DOCS_URL,
+                "rules": [_rule(rule, placed) for rule in rules],
+            }
+        },
+        "invocations": [
+            {
+                "executionSuccessful": True,
+                "toolExecutionNotifications": [{"level": "note", "message": {"text": said}}] if unplaced else [],
+            }
+        ],
+        "columnKind": "unicodeCodePoints",
+        "originalUriBaseIds": {ROOT: {"uri": f"file://{quote(root.rstrip('/'))}/"}},
+        "results": [_result(finding, rules.index(finding.rule), report, root) for finding in placed],
+    }
+    log = {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
+    return f"{MARK},{json.dumps(log, ensure_ascii=True)[1:]}\n"
+
+
+def _rule(rule: str, findings: list[Finding]) -> dict[str, Any]:
+    try:
+        entry = catalog.entry(rule)
+        title, url = entry.title, entry.url
+    except InputError:  # another package's rule
+        first = next(f for f in findings if f.rule == rule)
+        title, url = first.title, first.url
+    help_text = f"{title}. Run `fusion-advisor explain {rule}` for what it finds, why it costs and what to do."
+    described = {"shortDescription": {"text": f"{title}."}, "help": {"text": help_text}}
+    return {"id": rule, **described, **({"helpUri": url} if url.startswith("https://") else {})}
+
+
+def _result(finding: Finding, index: int, report: Report, root: str) -> dict[str, Any]:
+    assert finding.source is not None
+    modules = finding.modules or (finding.module,)
+    others = [(m, source_of(report, Place(finding.rule, m))) for m in modules[1 : RELATED + 1]]
+    related = [_location(source, module, report, root) for module, source in others if source]
+    return {
+        "ruleId": finding.rule,
+        "ruleIndex": index,
+        "level": "note" if finding.footnote else "warning",
+        "message": {"text": _message(finding)},
+        "locations": [_location(finding.source, modules[0], report, root)],
+        **({"relatedLocations": [{"id": i, **place} for i, place in enumerate(related)]} if related else {}),
+        "partialFingerprints": {"fusionAdvisor/v1": _fingerprint(finding)},
+    }
+
+
+def _message(finding: Finding) -> str:
+    step = finding.saving.step_us
+    parts = [f"{finding.title} {labels.counted(finding)}".rstrip()]
+    parts += [f"at {labels.where(finding)}"] if labels.where(finding) else []
+    saving = (
+        "shares kernels with another finding" if finding.overlaps else f"could save {range_us(step.low, step.high)}"
+    )
+    how = f" Remedies: {', '.join(finding.remedies)}." if finding.remedies else ""
+    # a message's text may hold links, [text](target); names must not become any (SARIF 2.1.0, 3.11.6)
+    return re.sub(r"([\\\[\]])", r"\\\1", f"{' '.join(parts)}: {saving}.{how}")
+
+
+def _location(source: Source, module: str, report: Report, root: str) -> dict[str, Any]:
+    region = {"startLine": max(source.line, 1)}
+    physical = {"artifactLocation": _artifact(source.file, report, root), "region": region}
+    named = [{"fullyQualifiedName": module, "kind": "module"}] if module else []
+    return {"physicalLocation": physical, **({"logicalLocations": named} if named else {})}
+
+
+def _artifact(file: str, report: Report, root: str) -> dict[str, str]:
+    """Give a file under the root relative to it; a bare name is taken to lie beside the target that was run."""
+    path = PurePosixPath(file.replace("\\", "/"))
+    if not path.is_absolute() and report.workload:
+        path = PurePosixPath(report.workload.target.split(":")[0]).parent / path
+    if path.is_relative_to(root):
+        return {"uri": quote(str(path.relative_to(root))), "uriBaseId": ROOT}
+    if path.is_absolute():
+        return {"uri": f"file://{quote(str(path))}"}
+    return {"uri": quote(str(path)), "uriBaseId": ROOT}
+
+
+def _fingerprint(finding: Finding) -> str:
+    """The same finding in a later version of the code, wherever its line went."""
+    return hashlib.sha256(f"{finding.rule}\n{finding.module}\n{finding.title}".encode()).hexdigest()[:32]

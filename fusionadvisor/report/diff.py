@@ -1,0 +1,376 @@
+"""Two reports side by side, aligned by rule, module and op instead of by time.
+
+Counts are of one step each. What changed is told apart by what it means: a fusion gained (a place that is no longer
+unfused), one lost, a place that came or went together with its module, and one that only moved.
+"""
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from fusionadvisor.report import quantities, step
+from fusionadvisor.report.model import Basis, Report, Source, Workload
+from fusionadvisor.report.step import Place
+
+FusionEvent = Literal["gained", "lost", "new", "gone", "moved"]
+Verdict = Literal["faster", "slower", "no proven difference", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two: what it is of, and where it ran."""
+
+    source: str
+    created: str
+    basis: Basis | None
+    gpu: str | None
+    rank: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A quantity on both sides; None where a report does not say it."""
+
+    name: str
+    meaning: str
+    before: float | None
+    after: float | None
+    timed: bool
+    worse: bool
+    """True where it went the wrong way, however little."""
+
+
+@dataclass(frozen=True, slots=True)
+class FusionChange:
+    """A place that a rule found on one side only.
+
+    ``gained``: unfused before, no longer. ``lost``: fused before, no longer. ``new`` and ``gone``: its module exists on
+    one side only. ``moved``: the same under another module path (``module`` before, ``to`` after).
+    """
+
+    event: FusionEvent
+    rule: str
+    title: str
+    module: str
+    count: int
+    source: Source | None
+    to: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleChange:
+    """A module whose kernels differ; modules that differ alike are one change. ``ops`` are names with a count."""
+
+    modules: tuple[str, ...]
+    source: Source | None
+    before: int
+    after: int
+    gone: tuple[tuple[str, int], ...]
+    came: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TimeChange:
+    """Time of a step on both sides, in µs. ``ratio`` is after/before; its interval is None where none was measured.
+
+    ``reason`` says why the verdict is unknown.
+    """
+
+    what: str
+    before_us: float
+    after_us: float
+    ratio: float
+    ci95: tuple[float, float] | None
+    verdict: Verdict
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """All that differs between two reports. ``notes`` say what else differs and may be the reason."""
+
+    before: Side
+    after: Side
+    notes: tuple[str, ...]
+    figures: tuple[Figure, ...]
+    fusions: tuple[FusionChange, ...]
+    modules: tuple[ModuleChange, ...]
+    time: TimeChange | None
+    ranks: bool = False
+    """True where both are ranks of what looks like one job."""
+
+
+def compare(before: Report, after: Report) -> Comparison:
+    """Return what differs from ``before`` to ``after``."""
+    return Comparison(
+        before=_side(before),
+        after=_side(after),
+        notes=tuple(differing(before, after)),
+        figures=tuple(_figures(before, after)),
+        fusions=tuple(_fusions(before, after)),
+        modules=_modules(before, after),
+        time=_time(before, after),
+        ranks=_one_job(before, after),
+    )
+
+
+def _side(report: Report) -> Side:
+    line = report.timeline
+    return Side(
+        report.source, report.created, line.basis if line else None, report.environment.gpu, line.rank if line else None
+    )
+
+
+def _one_job(before: Report, after: Report) -> bool:
+    """Two ranks do the same work: at least half of the kernels of one are kernels of the other."""
+    a, b = before.timeline, after.timeline
+    if a is None or b is None or a.rank is None or b.rank is None or a.rank == b.rank:
+        return False
+    left, right = (Counter((k.op, k.kind) for k in step.kernels(r)) for r in (before, after))
+    return 2 * (left & right).total() >= max(left.total(), right.total(), 1)
+
+
+# ---- what else differs ----
+
+
+def differing(before: Report, after: Report) -> list[str]:
+    """Say in sentences what differs besides the code: the machine, the versions, the way of recording, the input."""
+    changes = [*_versions(before, after), *workload_changes(before, after)]
+    return [*_recording(before, after), *(f"{what}: {a} → {b}." for what, a, b in changes)]
+
+
+def incomparable(before: Report, after: Report) -> str:
+    """Say why the kernels of two reports cannot be held against each other; empty where they can."""
+    a, b = before.timeline, after.timeline
+    if a is None or b is None:
+        return "one of the reports has no timeline"
+    if a.stand_ins != b.stand_ins:
+        return "one lists the ops of a CPU run, the other the kernels of a GPU"
+    return ""
+
+
+def _recording(before: Report, after: Report) -> list[str]:
+    a, b = before.timeline, after.timeline
+    notes = []
+    if reason := incomparable(before, after):
+        notes.append(f"Kernel counts do not compare: {reason}.")
+    elif a and b and a.basis != b.basis:
+        notes.append(f"The first is {a.basis}, the second {b.basis}: counts compare, times do not.")
+    for name, line in (("first", a), ("second", b)):
+        if line and line.kernels.total > len(line.kernels.op):
+            notes.append(f"The {name} lists {len(line.kernels.op):,} of {line.kernels.total:,} kernels.")
+    return notes
+
+
+def _versions(before: Report, after: Report) -> list[tuple[str, str, str]]:
+    pairs = [(label, getattr(before.environment, key), getattr(after.environment, key)) for key, label in _VERSIONS]
+    pairs.append((before.tool.name, before.tool.version, after.tool.version))
+    return [(label, str(a), str(b)) for label, a, b in pairs if a and b and a != b]
+
+
+_VERSIONS = (
+    ("gpu", "GPU"), ("compute_capability", "Compute capability"), ("driver", "Driver"), ("cuda", "CUDA"),
+    ("torch", "torch"), ("python", "Python"), ("cpu", "CPU"), ("threads", "CPU threads"),
+)  # fmt: skip
+
+
+def workload_changes(before: Report, after: Report) -> list[tuple[str, str, str]]:
+    """Return how the work asked for differs, as what, before and after: the model's class, its mode, its inputs."""
+    a, b = before.workload, after.workload
+    if a is None or b is None:
+        return []
+    pairs = (("Model", a.model or "", b.model or ""), ("Mode", a.mode, b.mode), ("Inputs", _inputs(a), _inputs(b)))
+    return [(what, x or "none", y or "none") for what, x, y in pairs if x != y]
+
+
+def _inputs(work: Workload) -> str:
+    return " ".join(f"{s.name}[{','.join(map(str, s.shape))}] {s.dtype} {s.layout}" for s in work.inputs)
+
+
+# ---- figures ----
+
+
+def _figures(before: Report, after: Report) -> list[Figure]:
+    rules = sorted({f.rule for r in (before, after) for f in r.findings})
+    wanted = [*quantities.QUANTITIES, *(quantities.of_rule(rule, _either(rule, before, after)) for rule in rules)]
+    rows = [_figure(quantity, before, after) for quantity in wanted]
+    return [row for row in rows if row.before is not None or row.after is not None]
+
+
+def _either(rule: str, before: Report, after: Report) -> Report:
+    return before if any(f.rule == rule for f in before.findings) else after
+
+
+def _figure(quantity: quantities.Quantity, before: Report, after: Report) -> Figure:
+    a, b = quantity.of(before), quantity.of(after)
+    worse = a is not None and b is not None and (b < a if quantity.more_is_better else b > a)
+    return Figure(quantity.name, quantity.meaning, a, b, quantity.timed, worse)
+
+
+# ---- fusions ----
+
+
+def _fusions(before: Report, after: Report) -> list[FusionChange]:
+    old, new = (step.places(step.structural(r.findings)) for r in (before, after))
+    left, came = old - new, new - old
+    known = _modules_of(before), _modules_of(after)
+    changes = _moved(left, came, before, after, known)
+    for place, count in left.items():
+        event: FusionEvent = "gained" if _lives(place.module, known[1]) else "gone"
+        changes.append(_change(event, place, count, before))
+    for place, count in came.items():
+        event = "lost" if _lives(place.module, known[0]) else "new"
+        changes.append(_change(event, place, count, after))
+    order: tuple[FusionEvent, ...] = ("lost", "new", "gained", "gone", "moved")
+    return sorted(changes, key=lambda c: (order.index(c.event), c.rule, c.module))
+
+
+def _change(event: FusionEvent, place: Place, count: int, report: Report) -> FusionChange:
+    title = next(f.title for f in report.findings if f.rule == place.rule)
+    return FusionChange(event, place.rule, title, place.module, count, step.source_of(report, place))
+
+
+def _modules_of(report: Report) -> frozenset[str]:
+    """Every module that ran a kernel, with the modules around it."""
+    found: set[str] = set()
+    for path in {k.module for k in step.kernels(report)} - {""}:
+        parts = path.split(".")
+        found.update(".".join(parts[: i + 1]) for i in range(len(parts)))
+    return frozenset(found)
+
+
+def _lives(module: str, known: frozenset[str]) -> bool:
+    """True where the code around a place exists on the other side: its module, or else the module it is in.
+
+    A batch norm that was folded runs no kernel of its own any more, but its parent does.
+    """
+    parent = module.rpartition(".")[0]
+    return not known or not parent or module in known or parent in known
+
+
+def _moved(
+    left: Counter[Place], came: Counter[Place], before: Report, after: Report,
+    known: tuple[frozenset[str], frozenset[str]],
+) -> list[FusionChange]:  # fmt: skip
+    """Take out of both sides what is the same finding in a module that was renamed."""
+    titles = {(id(r), f.rule): f.title for r in (before, after) for f in r.findings}
+    changes = []
+    for old in sorted(left, key=lambda p: (p.rule, p.module)):
+        for new in sorted(came, key=lambda p: (p.rule, p.module)):
+            renamed = old.module not in known[1] and new.module not in known[0] and old.module and new.module
+            same = old.rule == new.rule and titles[id(before), old.rule] == titles[id(after), new.rule]
+            if same and renamed and left[old] == came[new] > 0 and known[0] and known[1]:
+                change = _change("moved", old, left[old], before)
+                changes.append(replace(change, source=step.source_of(after, new), to=new.module))
+                left[old] = came[new] = 0
+    left += Counter()  # drops what is zero
+    came += Counter()
+    return changes
+
+
+# ---- modules ----
+
+
+def _modules(before: Report, after: Report) -> tuple[ModuleChange, ...]:
+    if incomparable(before, after):
+        return ()
+    old, new = (_ops_by_module(r) for r in (before, after))
+    alike: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    changes: dict[str, ModuleChange] = {}
+    for module in [*old, *(m for m in new if m not in old)]:
+        a, b = old.get(module, Counter()), new.get(module, Counter())
+        if a != b:
+            gone, came = tuple(sorted((a - b).items())), tuple(sorted((b - a).items()))
+            source = step.source_at(after, module, frozenset(dict(came))) or step.source_at(after, module)
+            source = source or step.source_at(before, module)
+            changes[module] = ModuleChange((module,), source, a.total(), b.total(), gone, came)
+            alike[_pattern(module), repr((gone, came))].append(module)
+    merged = []
+    for modules in alike.values():
+        each = [changes[m] for m in modules]
+        totals = sum(c.before for c in each), sum(c.after for c in each)
+        merged.append(replace(each[0], modules=tuple(modules), before=totals[0], after=totals[1]))
+    return tuple(sorted(merged, key=lambda c: (-abs(c.after - c.before), c.modules)))
+
+
+def _pattern(module: str) -> str:
+    return ".".join("*" if part.isdigit() else part for part in module.split("."))
+
+
+def _ops_by_module(report: Report) -> dict[str, Counter[str]]:
+    ops: dict[str, Counter[str]] = defaultdict(Counter)
+    for kernel in step.kernels(report):
+        ops[kernel.module][kernel.op or kernel.kind] += 1
+    return dict(ops)
+
+
+# ---- time ----
+
+
+def _time(before: Report, after: Report) -> TimeChange | None:
+    a, b = before.timeline, after.timeline
+    reason = _times_incomparable(before, after)
+    if before.latency and after.latency:
+        x, y = before.latency, after.latency
+        interval = (y.ci95_ms[0] / x.ci95_ms[1], y.ci95_ms[1] / x.ci95_ms[0]) if x.ci95_ms[0] > 0 else None
+        return _timed("latency", x.median_ms * 1e3, y.median_ms * 1e3, interval, reason)
+    if a is None or b is None or not (kernel := quantities.find("kernel_us").of(before)):
+        return None
+    then = quantities.find("kernel_us").of(after) or 0.0
+    if not reason and a.basis != "predicted":
+        reason = "a recording holds no repeated measurement, so there is no interval"
+    exact = (then / kernel,) * 2 if not reason else None
+    return _timed("predicted kernel time" if a.basis == "predicted" else "kernel time", kernel, then, exact, reason)
+
+
+def _times_incomparable(before: Report, after: Report) -> str:
+    a, b = before.environment, after.environment
+    if a.gpu != b.gpu:
+        return f"the GPUs differ ({a.gpu or 'none'}, {b.gpu or 'none'})"
+    if before.timeline and before.timeline.stand_ins:
+        return "CPU times of two sessions depend on what else the machine did"
+    if before.timeline and after.timeline and before.timeline.basis != after.timeline.basis:
+        return f"one is {before.timeline.basis}, the other {after.timeline.basis}"
+    return "the inputs differ" if workload_changes(before, after) else ""
+
+
+def _timed(
+    what: str, before_us: float, after_us: float, interval: tuple[float, float] | None, reason: str
+) -> TimeChange | None:
+    if before_us <= 0:
+        return None
+    verdict: Verdict = "unknown"
+    if not reason and interval:
+        verdict = "slower" if interval[0] > 1 else "faster" if interval[1] < 1 else "no proven difference"
+    return TimeChange(what, before_us, after_us, after_us / before_us, interval, verdict, reason)
+
+
+# ---- in words ----
+
+
+def fusion_words(change: FusionChange) -> str:
+    """``Fuse the pointwise chain ×2`` with what became of it."""
+    times = f" ×{change.count}" if change.count > 1 else ""
+    said = {
+        "lost": "no longer fused", "new": "new and unfused", "gained": "fused now", "gone": "gone with its module",
+        "moved": f"now at {change.to}",
+    }[change.event]  # fmt: skip
+    return f"{change.rule} {change.title}{times}: {said}"
+
+
+def module_words(change: ModuleChange) -> str:
+    """``1 → 6 kernels: + aten::mul ×2, aten::rsqrt − aten::rms_norm``."""
+    parts = [
+        f"{sign} {', '.join(f'{op} ×{n}' if n > 1 else op for op, n in ops)}"
+        for sign, ops in (("+", change.came), ("−", change.gone))
+        if ops
+    ]
+    return f"{change.before} → {change.after} kernels: {' '.join(parts)}"
+
+
+def names(change: ModuleChange, limit: int = 3) -> str:
+    """The modules of a change: all of a few, the first of many."""
+    paths = [path or "(no module)" for path in change.modules]
+    if len(paths) <= limit:
+        return ", ".join(paths)
+    return f"{', '.join(paths[:limit])} and {len(paths) - limit} more"
