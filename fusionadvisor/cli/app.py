@@ -14,6 +14,8 @@ import typer
 from fusionadvisor import __version__
 from fusionadvisor.cli.analyze import analyze
 from fusionadvisor.cli.apply import apply
+from fusionadvisor.cli.check import check
+from fusionadvisor.cli.compare import compare
 from fusionadvisor.cli.doctor import doctor
 from fusionadvisor.cli.explain import explain
 from fusionadvisor.cli.listing import list_
@@ -53,6 +55,8 @@ def fusion_advisor(
 app.command()(profile)
 app.command()(analyze)
 app.command()(apply)
+app.command()(compare)
+app.command()(check)
 app.command("list")(list_)
 app.command()(explain)
 app.command()(doctor)

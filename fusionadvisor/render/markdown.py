@@ -71,7 +71,7 @@ def _kinds(report: Report) -> str:
         for k in ranked
     ]  # fmt: skip
     word = f"{labels.kernel_word(report)}s"
-    return _folded(f"Time by kind of {word[:-1]}", _table(["kind", word, "time", "share"], rows, numbers=(1, 2, 3)))
+    return _folded(f"Time by kind of {word[:-1]}", table(["kind", word, "time", "share"], rows, numbers=(1, 2, 3)))
 
 
 def _findings(report: Report) -> str:
@@ -80,8 +80,8 @@ def _findings(report: Report) -> str:
         return ""
     rows = [_finding(report, finding) for finding in ranked[:FINDINGS_SHOWN]]
     more = len(ranked) - FINDINGS_SHOWN
-    table = _table(["", "finding", "where", "could save (bound)", "how"], rows, numbers=(3,))
-    return table + (f"\n\nand {plural(more, 'smaller finding')}" if more > 0 else "")
+    shown = table(["", "finding", "where", "could save (bound)", "how"], rows, numbers=(3,))
+    return shown + (f"\n\nand {plural(more, 'smaller finding')}" if more > 0 else "")
 
 
 def _finding(report: Report, finding: Finding) -> list[str]:
@@ -101,7 +101,7 @@ def _finding(report: Report, finding: Finding) -> list[str]:
 def _attempts(report: Report) -> str:
     rows = [_attempt(attempt) for attempt in report.attempts]
     word = f"{labels.kernel_word(report)}s"
-    return _table(["strategy", "outcome", word, "error vs eager's", "median", "speed-up (95 %)"], rows, numbers=(3, 5))
+    return table(["strategy", "outcome", word, "error vs eager's", "median", "speed-up (95 %)"], rows, numbers=(3, 5))
 
 
 def _attempt(attempt: Attempt) -> list[str]:
@@ -130,6 +130,7 @@ def _folded(title: str, body: str) -> str:
     return f"<details><summary>{title}</summary>\n\n{body}\n\n</details>" if body else ""
 
 
-def _table(head: list[str], rows: list[list[str]], *, numbers: tuple[int, ...] = ()) -> str:
+def table(head: list[str], rows: list[list[str]], *, numbers: tuple[int, ...] = ()) -> str:
+    """Return a Markdown table; columns in ``numbers`` are set to the right."""
     rule = ["---:" if i in numbers else "---" for i in range(len(head))]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in [head, rule, *rows])

@@ -1,0 +1,101 @@
+"""``fusion-advisor check``."""
+
+import json as json_text
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fusionadvisor.cli.options import FailOption, ForceOption, MarkdownOption, TextFormat, TextFormatOption
+
+if TYPE_CHECKING:
+    from fusionadvisor.cli.forms import Target
+    from fusionadvisor.report.budget import Check
+    from fusionadvisor.report.model import Report
+
+TOLERANCE = 5.0
+
+
+def check(
+    report: Annotated[Path, typer.Argument(metavar="REPORT", help="A report (--json) or a trace.")],
+    baseline: Annotated[
+        Path | None, typer.Option("--baseline", metavar="FILE", help="The report of the code before the change.")
+    ] = None,
+    update: Annotated[
+        bool, typer.Option("--update-baseline", help="Make REPORT the baseline, and only tell what differs.")
+    ] = False,
+    fail_on: FailOption = None,
+    tolerance: Annotated[
+        float, typer.Option("--tolerance", min=0, metavar="PERCENT", help="How much slower a measured step may be.")
+    ] = TOLERANCE,
+    format: TextFormatOption = TextFormat.text,
+    markdown: MarkdownOption = None,
+    force: ForceOption = False,
+) -> int:
+    """Hold a report against a baseline and the project's budget; exit 1 if it is worse.
+
+    The budget is the table [tool.fusion-advisor.budget] of pyproject.toml: kernels = 160, findings.FA101 = 0.
+    """
+    from fusionadvisor.cli import gate, settings
+    from fusionadvisor.cli.forms import Target
+    from fusionadvisor.cli.inputs import report_or_trace
+    from fusionadvisor.cli.output import working
+    from fusionadvisor.errors import GateError, InputError
+    from fusionadvisor.render import gate as rendered
+    from fusionadvisor.report import budget, condition
+
+    if update and baseline is None:
+        raise InputError("--update-baseline does not know which file.", "Add --baseline FILE.")
+    if baseline is not None and not update and not baseline.exists():
+        raise InputError(f"The baseline {baseline} does not exist.", "Make it: add --update-baseline, once.")
+    kept_in = Target.checked("json", baseline, force) if update and baseline is not None else None
+    summary = Target.checked("markdown", markdown, force) if markdown else None
+    table, extra = settings.load(Path.cwd()).table("budget"), condition.parse(fail_on or ())
+    with working() as say:
+        current = report_or_trace(report, say)
+        kept = report_or_trace(baseline, say) if baseline is not None and baseline.exists() else None
+    limits = (*budget.read(table, current), *extra)
+    if kept is None and not limits and not update:
+        raise InputError(
+            "There is nothing to check against.",
+            "Add --baseline FILE, --fail-on, or a table [tool.fusion-advisor.budget] in pyproject.toml.",
+        )
+    found = budget.check(current, limits, kept, tolerance=tolerance / 100)
+    if kept_in:
+        found = _updated(kept_in, current, kept, found)
+    _print(found, format)
+    if summary:
+        summary.write(rendered.markdown(found))
+    if found.breaches:
+        raise GateError(f"{'; '.join(map(gate.sentence, found.breaches))}.")
+    return 0
+
+
+def _updated(target: "Target", current: "Report", kept: "Report | None", found: "Check") -> "Check":
+    """Write the new baseline unless it would say the same; what differs from the old one then fails nothing."""
+    from fusionadvisor.report import budget, codec
+
+    if kept is not None and found.same and not found.notes and not found.breaches:
+        return replace(found, notes=(f"{target.path} says the same already and was left as it is.",))
+    target.write(codec.to_json(budget.baseline(current)))
+    told = tuple(f"{b.what}: {b.limit} → {b.found}." for b in found.breaches if b.origin == "baseline")
+    return replace(
+        found,
+        breaches=tuple(b for b in found.breaches if b.origin != "baseline"),
+        notes=(*found.notes, *told, f"{target.path} is the baseline now."),
+    )
+
+
+def _print(found: "Check", format: TextFormat) -> None:
+    from fusionadvisor.cli.output import printing, write
+    from fusionadvisor.render import gate as rendered
+    from fusionadvisor.report import codec
+
+    if format is TextFormat.json:
+        write(json_text.dumps(codec.to_dict(found), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    elif format is TextFormat.markdown:
+        write(rendered.markdown(found))
+    else:
+        with printing() as console:
+            rendered.render(found, console)
