@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.shared import SHARED
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -35,3 +37,24 @@ def test_importing_the_package_loads_nothing_of_it() -> None:
     script = "import sys, fusionadvisor; print(*[m for m in sys.modules if m.startswith('fusionadvisor')])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.split() == ["fusionadvisor"]
+
+
+@pytest.mark.parametrize("identifier", ["FA101", "fuse_modules"])
+def test_explain_loads_neither_torch_nor_pandas(identifier: str) -> None:
+    code, modules = loaded("explain", identifier)
+    assert code == 0
+    assert not {"torch", "pandas", "numpy"} & modules
+
+
+def test_gpus_are_listed_without_torch() -> None:
+    code, modules = loaded("list", "gpus")
+    assert code == 0
+    assert not {"torch", "pandas"} & modules
+
+
+@pytest.mark.skipif(SHARED is None, reason="no traces beside this checkout")
+def test_analyze_never_loads_torch() -> None:
+    code, modules = loaded("analyze", f"{SHARED}/traces/tl_h100_vit_nsfw.json.gz")
+    assert code == 0
+    assert "pandas" in modules
+    assert not {"torch", "jinja2"} & modules

@@ -1,0 +1,70 @@
+"""What people type by mistake, through the real command line: one sentence what, one what to do, exit 2."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Cli
+
+FILES = {
+    "nomodel.py": "def helper(): return 1\n",
+    "several.py": "from torch import nn\nclass A(nn.Module): pass\nclass B(nn.Module): pass\n",
+    "broken.py": "import torch\ndef f():\n    import not_there_at_all\nf()\n",
+    "syntax.py": "def x(:\n",
+    "raises.py": "def build_model():\n    raise ValueError('no config given')\n",
+    "exits.py": "import sys\nsys.exit(3)\n",
+    "shapes.py": (
+        "import torch\nfrom torch import nn\n"
+        "def build_model(): return nn.Sequential(nn.Linear(8, 4), nn.ReLU())\n"
+        "def example_inputs(): return torch.randn(2, 9)\n"
+    ),
+    "noinputs.py": "from torch import nn\nclass M(nn.Module):\n    def forward(self, x, mask): return x * mask\n",
+    "empty.json": "",
+    "object.json": '{"a": 1}',
+    "text.json": "hello",
+    "none.json": '{"traceEvents": []}',
+    "page.json": "<!doctype html><html></html>",
+}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("profile missing.py", "missing.py does not exist."),
+        ("profile shape.py", "Did you mean 'shapes.py'?"),
+        ("profile folder", "folder is a directory."),
+        ("profile nomodel.py", "(its functions: helper)"),
+        ("profile several.py", "A, B."),
+        ("profile several.py:C", "several.py has no 'C'."),
+        ("profile broken.py", "broken.py:3: ModuleNotFoundError: No module named 'not_there_at_all'"),
+        ("profile syntax.py", "syntax.py:1: SyntaxError"),
+        ("profile raises.py", "raises.py:2: ValueError: no config given"),
+        ("profile exits.py", "exits.py:2: it ended the program with exit code 3"),
+        ("profile shapes.py", "(2x9 and 8x4)"),
+        ("profile shapes.py --input bogus", "'bogus' cannot be read"),
+        ("profile shapes.py --input x=float99[2,8]", "'float99' is no dtype."),
+        ("profile shapes.py --device tpu", "'tpu' is no device."),
+        ("profile noinputs.py", "(its forward takes x, mask)"),
+        ("profile nomodule:thing", "no file or module 'nomodule'"),
+        ("profile torch.nn:Linear", "needs arguments to be built: in_features, out_features"),
+        ("apply missing.py --strategy fuse_modules", "missing.py does not exist."),
+        ("analyze missing.json", "There is no file missing.json."),
+        ("analyze empty.json", "empty.json is empty."),
+        ("analyze object.json", "has no list of traceEvents"),
+        ("analyze text.json", "is not a trace"),
+        ("analyze none.json", "list of events is empty"),
+        ("analyze page.json", "is a web page"),
+        ("analyze folder", "folder is a directory"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(cli: Cli, tmp_path: Path, arguments: str, said: str) -> None:
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "folder").mkdir()
+    ran = cli(*arguments.split())
+    assert (ran.code, ran.out) == (2, "")
+    assert said in ran.err
+    assert ran.err.count("\n") == 1
+    assert ran.err.startswith("error: ")
+    assert "Traceback" not in ran.err
+    assert not (tmp_path / ".fusion-advisor").exists()
