@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fusionadvisor import recipe, strategies
-from fusionadvisor.errors import StrategyError
 from fusionadvisor.evaluate import trial, worker
 from fusionadvisor.evaluate.trial import Done, Job
 from fusionadvisor.evaluate.worker import Ended, Limits
 from fusionadvisor.recipe import Step
+from fusionadvisor.report import model
 from fusionadvisor.report.model import Attempt, Speedup, Timing, Verification, Warning, Workload
 from fusionadvisor.strategies.base import Strategy
 from fusionadvisor.workload.program import Program
@@ -83,7 +83,7 @@ def attempt(
         def tell(stage: str) -> None:
             progress(f"{name}: {stage}")
 
-        return worker.run(job, limits, tell) if program is None else _here(job, program, tell)
+        return worker.run(job, limits, tell) if program is None else Ended("done", trial.perform(job, program, tell))
 
     attempts: list[Attempt] = []
     steps: list[Step] = []
@@ -93,14 +93,26 @@ def attempt(
             attempts.append(Attempt(strategy.id, "not_tried", reason=reason, parameters=strategy.parameters()))
             continue
         step = Step(strategy.id, strategy.parameters())
-        ended = do(Job(workload, tuple(steps), step, budget_s), strategy.id)
+        try:
+            ended = do(Job(workload, tuple(steps), step, budget_s), strategy.id)
+        except KeyboardInterrupt:
+            left = ordered[len(attempts) :]
+            attempts += [Attempt(s.id, "not_tried", reason="Interrupted.", parameters=s.parameters()) for s in left]
+            warnings.append(Warning("W-interrupted", "Interrupted: what was tried until then is reported."))
+            save = None
+            break
         made = _attempt(strategy, ended)
         attempts.append(made)
         if made.kept and ended.done.step is not None:
             steps.append(ended.done.step)
             last = ended.done
     if len(steps) > 1:
-        last = do(Job(workload, tuple(steps), None, budget_s), "together").done
+        ended = do(Job(workload, tuple(steps), None, budget_s), "together")
+        last = ended.done
+        if last.speedup is None:
+            reason = ended.reason or last.failure or (last.verification.reason if last.verification else "")
+            warnings.append(Warning("W-together", f"Nothing is kept, as the kept steps do not hold together: {reason}"))
+            attempts, steps = [replace(made, kept=False) for made in attempts], []
     elif steps:
         last = replace(last, verification=next(a.verification for a in attempts if a.kept))
     files: tuple[str, ...] = ()
@@ -123,19 +135,15 @@ def _save(
         return files, []
     for name in files:
         Path(name).unlink(missing_ok=True)
-    reason = ended.reason or (verification.reason if verification else "nothing was compared")
+    reason = ended.reason or ended.done.failure or (verification.reason if verification else "")
     return (), [Warning("W-recipe", f"The recipe did not hold in a fresh process and was not kept: {reason}")]
 
 
 def _attempt(strategy: Strategy, ended: Ended) -> Attempt:
-    if ended.how == "done" and ended.done.attempt is not None:
+    if ended.done.attempt is not None:
         return ended.done.attempt
-    return Attempt(
-        strategy.id,
-        "timed_out" if ended.how == "timed_out" else "crashed",
-        reason=ended.reason,
-        parameters=strategy.parameters(),
-    )
+    outcome: model.Outcome = "timed_out" if ended.how == "timed_out" else "refused" if ended.done.refused else "crashed"
+    return Attempt(strategy.id, outcome, reason=ended.reason or ended.done.failure, parameters=strategy.parameters())
 
 
 def _too_late(strategy: Strategy, steps: list[Step]) -> str:
@@ -143,10 +151,3 @@ def _too_late(strategy: Strategy, steps: list[Step]) -> str:
         if strategies.get(step.strategy, step.parameters).terminal:
             return f"{step.strategy} is kept, and after it no module is left to change."
     return ""
-
-
-def _here(job: Job, program: Program, tell: Callable[[str], None]) -> Ended:
-    try:
-        return Ended("done", trial.perform(job, program, tell))
-    except StrategyError as error:
-        return Ended("crashed", reason=str(error))

@@ -5,13 +5,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
 from fusionadvisor import recipe, strategies, units
-from fusionadvisor.errors import StrategyError
+from fusionadvisor.errors import InputError, StrategyError
 from fusionadvisor.evaluate import bench, kernels
 from fusionadvisor.evaluate.verify import verify
 from fusionadvisor.flow.record import record
@@ -55,11 +55,37 @@ class Done:
     after: Timing | None = None
     speedup: Speedup | None = None
     verification: Verification | None = None
-    notes: tuple[str, ...] = field(default=())
+    failure: str = ""
+    """Why there is no more than this, in a sentence; ``refused`` where a strategy itself said no."""
+    refused: bool = False
 
 
 def perform(job: Job, program: Program, tell: Tell) -> Done:
-    """Do a job on a program built from its workload."""
+    """Do a job on a program built from its workload; whatever a strategy raises ends this job alone.
+
+    Raises:
+        InputError: What the user gave does not fit.
+    """
+    stage = ""
+
+    def telling(now: str) -> None:
+        nonlocal stage
+        stage = now
+        tell(now)
+
+    try:
+        return _perform(job, program, telling)
+    except StrategyError as error:
+        return Done(failure=str(error), refused=True)
+    except InputError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the guard around one attempt
+        lines = str(error).strip().splitlines()
+        said = f": {lines[0]}" if lines else ""
+        return Done(failure=f"{type(error).__name__} while {stage}{said}")
+
+
+def _perform(job: Job, program: Program, tell: Tell) -> Done:
     with _state_kept():
         if job.recipe is not None:
             tell("loading and verifying")

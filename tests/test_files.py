@@ -1,0 +1,43 @@
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fusionadvisor.errors import InputError
+from fusionadvisor.files import write_atomically
+
+SIZE = 4_000_000
+WRITER = """
+import sys
+from pathlib import Path
+from fusionadvisor.files import write_atomically
+while True:
+    write_atomically(Path(sys.argv[1]), "b" * int(sys.argv[2]))
+"""
+
+
+def test_a_killed_writer_leaves_no_half_written_file(tmp_path: Path) -> None:
+    target = tmp_path / "recipe.json"
+    write_atomically(target, "a" * SIZE)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    for delay in range(12):
+        writer = subprocess.Popen([sys.executable, "-c", WRITER, str(target), str(SIZE)], env=environment)
+        time.sleep(0.15 + delay * 0.017)
+        writer.kill()
+        writer.wait()
+        for path in tmp_path.iterdir():
+            assert path.stat().st_size == SIZE, path
+    assert set(target.read_text()) == {"b"}
+
+
+def test_bytes_permissions_and_places_that_cannot_be_written(tmp_path: Path) -> None:
+    target = tmp_path / "weights.pt"
+    write_atomically(target, b"\x00\xff")
+    write_atomically(target, b"\x00\xfe")
+    assert target.read_bytes() == b"\x00\xfe"
+    assert list(tmp_path.iterdir()) == [target]
+    with pytest.raises(InputError, match="cannot be written"):
+        write_atomically(tmp_path / "missing" / "x", "text")
