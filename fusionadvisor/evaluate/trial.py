@@ -130,7 +130,8 @@ class _Trial:
         self.tell("rewriting")
         start = time.perf_counter()
         candidate = strategy.rewrite(copy.deepcopy(base), plan, subject)
-        self.program.step(subject.calls[0], candidate)
+        if self.program.training is None:  # a training step would part the candidate's weights from the original's
+            self.program.step(subject.calls[0], candidate)
         attempt = replace(attempt, compile_s=time.perf_counter() - start)
         attempt = replace(attempt, sites=_sites(plan, applied=True))
         self.tell("verifying")
