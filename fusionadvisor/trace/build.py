@@ -1,6 +1,7 @@
 """From recorded columns to a :class:`~fusionadvisor.trace.timeline.Timeline`: one clock, sound times, linked tables."""
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -12,11 +13,11 @@ import pandas as pd
 from fusionadvisor.errors import InputError
 from fusionadvisor.trace import frames
 from fusionadvisor.trace.container import open_trace
-from fusionadvisor.trace.events import Pool
+from fusionadvisor.trace.events import Columns, Pool
 from fusionadvisor.trace.kinds import copy_kind, kernel_kind, linked_kind
 from fusionadvisor.trace.link import FORWARD, Calls, Ops, launching_calls, link_calls, link_ops, matching
 from fusionadvisor.trace.numbers import MISSING, Ints, whole
-from fusionadvisor.trace.reader import KERNEL, MEMCPY, RawTrace, read
+from fusionadvisor.trace.reader import KERNEL, MEMCPY, RawTrace, lower_first, read
 from fusionadvisor.trace.steps import find_steps, step_of
 from fusionadvisor.trace.timeline import (
     KERNEL_COLUMNS,
@@ -86,11 +87,10 @@ def _settle_times(raw: RawTrace) -> list[str]:
     """Put all times on one clock from the first event, drop what has none; say what that cost."""
     said = []
     spans = (raw.gpu, raw.runtime, raw.ops, raw.annotations, raw.python)
-    elsewhere = max((int(t["start"].max()) for t in spans if len(t)), default=0)
+    unset = _zero_is_unset(spans)
     timeless = 0
     for table in spans:
-        # a start of exactly 0 among times since boot or epoch is a start that was never written
-        known = (table["start"] != MISSING) & ((table["start"] != 0) | (elsewhere == 0))
+        known = (table["start"] != MISSING) & ~(unset & (table["start"] == 0))
         if table is raw.gpu:
             known &= table["dur"] != MISSING
         if not known.all():
@@ -111,9 +111,19 @@ def _settle_times(raw: RawTrace) -> list[str]:
     return said
 
 
+def _zero_is_unset(spans: Iterable[Columns]) -> bool:
+    """Whether a start of exactly 0 was never written: all other events lie together, far from 0."""
+    starts = np.concatenate([table["start"] for table in spans])
+    starts = starts[(starts != 0) & (starts != MISSING)]
+    return bool(len(starts)) and int(starts.min()) > int(starts.max()) - int(starts.min())
+
+
 def _no_gpu(raw: RawTrace, lost: list[str]) -> tuple[str, str]:
     if any("have no start" in sentence for sentence in lost):
         return f"{raw.name} holds GPU events, but none has a start and a duration.", "Record it again."
+    if raw.lost:
+        reason = lower_first(raw.lost[0])
+        return f"{raw.name} holds no GPU events in what can be read of it: {reason}", "Record it again."
     launches = (
         int(matching(raw.names, re.compile("LaunchKernel"))[raw.runtime["name"]].sum()) if len(raw.runtime) else 0
     )

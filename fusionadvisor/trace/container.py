@@ -132,9 +132,11 @@ def _inflate(blocks: Iterator[bytes], lost: list[str]) -> Iterator[bytes]:
     for block in blocks:
         data = block
         while data:
+            before = member.copy()
             try:
                 plain = member.decompress(data, BLOCK)
             except zlib.error:
+                yield b"".join(_until_damage(before, data))
                 lost.append("The compressed data is damaged: what comes after the damage is lost.")
                 return
             if plain:
@@ -147,6 +149,15 @@ def _inflate(blocks: Iterator[bytes], lost: list[str]) -> Iterator[bytes]:
                 member = zlib.decompressobj(wbits=31)
     if not member.eof:
         lost.append("The compressed data is cut off: what came after is lost.")
+
+
+def _until_damage(member: "zlib._Decompress", data: bytes) -> Iterator[bytes]:
+    """Yield what decompresses before the error that the whole of ``data`` runs into."""
+    try:
+        for start in range(0, len(data), 64):
+            yield member.decompress(data[start : start + 64])
+    except zlib.error:
+        return
 
 
 def _peek(blocks: Iterator[bytes]) -> tuple[bytes, Iterator[bytes]]:

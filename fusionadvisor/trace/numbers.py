@@ -40,8 +40,9 @@ def parse_us(texts: Sequence[Buffer]) -> Ints:
     if (fraction > 3).any() or not np.diff(rows).all():
         return _parse_each(joined)
     digits = joined.replace(b".", b"") if len(dots) else joined
-    values = np.fromstring(digits, dtype=np.int64, sep="\n")
-    if len(values) != len(ends):
+    try:
+        values = np.fromstring(digits, dtype=np.int64, sep="\n")
+    except ValueError:  # a minus sign within a number
         return _parse_each(joined)
     return values * _POWERS[fraction]
 

@@ -176,11 +176,12 @@ def read(container: Container) -> RawTrace:
     raw.lost = [*container.lost, *document.lost()]
     if not raw.events:
         reason = raw.lost[0] if raw.lost else "its list of events is empty"
-        raise InputError(f"{raw.name} is not a trace that can be read: {_lower(reason)}", "Record it again.")
+        raise InputError(f"{raw.name} is not a trace that can be read: {lower_first(reason)}", "Record it again.")
     return raw
 
 
-def _lower(sentence: str) -> str:
+def lower_first(sentence: str) -> str:
+    """Return a sentence as the second half of another."""
     return sentence[:1].lower() + sentence[1:].rstrip(".") + "."
 
 
@@ -222,21 +223,22 @@ class _Document:
             if (cut := _last_boundary(rest)) is None:
                 wanted = 2 * len(rest)  # an event as long as a block: look again when there is twice as much
                 continue
-            end, begin = cut
-            events, rest, wanted = *self._decode(memoryview(rest)[:end], rest[begin:]), 0
+            events, rest = self._decode(rest, *cut)
+            wanted = 0
             yield events
         if self._ended:
             self._tail = rest
             return
         yield self._decode_last(rest)
 
-    def _decode(self, block: memoryview, after: bytes) -> tuple[list[Event], bytes]:
+    def _decode(self, text: bytes, end: int, begin: int) -> tuple[list[Event], bytes]:
+        """Return the events in ``text`` up to ``end``, and what is left: from ``begin`` on, or more after damage."""
         try:
-            return _DECODER.decode(b"".join((b"[", block, b"]"))), after
+            return _DECODER.decode(b"".join((b"[", memoryview(text)[:end], b"]"))), text[begin:]
         except (msgspec.MsgspecError, RecursionError):
-            found = recover(bytes(block), self._losses, final=False)
+            found = recover(text[:end], self._losses, final=False)
             self._ended = found.ended
-            return found.events, found.rest + after
+            return found.events, found.rest + text[end:]
 
     def _decode_last(self, rest: bytes) -> list[Event]:
         text = rest.lstrip(b" \t\r\n,")

@@ -5,6 +5,7 @@ is picked apart field by field. What was lost is counted, so that it can be said
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -13,8 +14,10 @@ from fusionadvisor.trace.events import Event
 from fusionadvisor.trace.numbers import whole
 
 _KEYS = rb"ph|cat|name|pid|tid|ts|dur|id|args|s|bp|tts|tdur|cname"
-BOUNDARY = re.compile(rb'\}\s*,?\s*(?=\{\s*"(?:' + _KEYS + rb')"\s*:)')
+_EVENT = rb'(?=\{\s*"(?:' + _KEYS + rb')"\s*:)'
+BOUNDARY = re.compile(rb"\}[\s,\[\]]*" + _EVENT)
 """Between two events, whatever the order of their keys."""
+_START = re.compile(rb"[^:\s]\s*" + _EVENT)  # even after an event without its end; not the value of a key
 ARRAY_END = re.compile(rb'\}\s*(\])\s*(?=,\s*"|\}|\Z)')
 _ESCAPE = re.compile(rb'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})?')
 _CONTROL = bytes(range(32))
@@ -62,7 +65,7 @@ def recover(block: bytes, losses: Losses, *, final: bool) -> Recovered:
 
 
 def _by_event(block: bytes, losses: Losses, *, final: bool) -> Recovered:
-    cuts = [0, *(match.end() for match in BOUNDARY.finditer(block)), len(block)]
+    cuts = [0, *(match.end() for match in _START.finditer(block)), len(block)]
     events: list[Event] = []
     piece = 0
     while piece < len(cuts) - 1:
@@ -74,8 +77,7 @@ def _by_event(block: bytes, losses: Losses, *, final: bool) -> Recovered:
                 return Recovered(events, block[-end:], ended=True)
             piece = cuts.index(end, piece)
             continue
-        last = piece == len(cuts) - 2
-        if last and not final:
+        if not final and piece + _JOINED_PIECES >= len(cuts) - 1:  # its end may be in the next block
             return Recovered(events, block[start:], ended=False)
         if (ended := _end_of_list(block, start)) is not None:
             return Recovered(events, block[ended:], ended=True)
@@ -89,21 +91,30 @@ def _by_event(block: bytes, losses: Losses, *, final: bool) -> Recovered:
 
 def _whole_event(block: bytes, start: int, ends: list[int], losses: Losses) -> tuple[Event | None, int]:
     """Return the event at ``start`` and where the next begins (negated: where the list ended)."""
-    for end in ends:
-        text = block[start:end]
-        if (event := _decode(text)) is not None:
-            return event, end
-        for match in ARRAY_END.finditer(text):
-            if (event := _decode(text[: match.start() + 1])) is not None:
-                return event, -(start + match.end(1))
-        if end == ends[0] and (event := _decode(clean(text))) is not None:
-            losses.repaired += 1
-            return event, end
-    text = block[start : ends[0]]
-    if (event := _pick_apart(text)) is not None:
-        losses.repaired += 1
-        return event, ends[0]
+    for end in ends:  # a list of objects among an event's args looks like several events
+        for text, following in _candidates(block, start, end):
+            if (event := _decode(text)) is not None:
+                return event, following
+    for mend in (_decode_cleaned, _pick_apart):
+        candidates = list(_candidates(block, start, ends[0]))
+        # a guess must not end the list while events follow
+        for text, following in reversed(candidates) if ends[0] == len(block) else candidates[:1]:
+            if (event := mend(text)) is not None:
+                losses.repaired += 1
+                return event, following
     return None, ends[0]
+
+
+def _candidates(block: bytes, start: int, end: int) -> Iterator[tuple[bytes, int]]:
+    """Yield what may be the event, and what follows: the next event, or the end of the list."""
+    text = block[start:end]
+    yield text, end
+    for match in ARRAY_END.finditer(text):
+        yield text[: match.start() + 1], -(start + match.end(1))
+
+
+def _decode_cleaned(text: bytes) -> Event | None:
+    return _decode(clean(text))
 
 
 def _end_of_list(block: bytes, start: int) -> int | None:
@@ -124,12 +135,14 @@ def _decode(text: bytes) -> Event | None:
     text = text[text.find(b"{") : text.rfind(b"}") + 1]
     if not text:
         return None
+    event: Event | None
     try:
-        return _DECODER.decode(text)
+        event = _DECODER.decode(text)
     except msgspec.ValidationError:
-        return _coerce(text)
+        event = _coerce(text)
     except (msgspec.MsgspecError, RecursionError):
         return None
+    return event if event is not None and event.ph else None
 
 
 def _coerce(text: bytes) -> Event | None:
@@ -170,7 +183,8 @@ _ARGS = re.compile(rb'"(device|stream|correlation|bytes|External id|external id|
 def _pick_apart(text: bytes) -> Event | None:
     """Read an event field by field where quotes inside its texts make it no JSON. It must be whole: from { to }."""
     text = text.strip(b" \t\r\n,")
-    if not (text.startswith(b"{") and text.endswith(b"}")):
+    whole_text = text.startswith(b"{") and text.endswith(b"}")
+    if not (whole_text and text.count(b"{") == text.count(b"}") and text.count(b"[") == text.count(b"]")):
         return None
     event = Event()
     for key, pattern in _TEXT.items():
