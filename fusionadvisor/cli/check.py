@@ -63,20 +63,20 @@ def check(
         )
     found = budget.check(current, limits, kept, tolerance=tolerance / 100)
     if kept_in:
-        found = _updated(kept_in, current, kept, found)
+        found = _updated(kept_in, current, found)
     _print(found, format)
     if summary:
         summary.write(rendered.markdown(found))
     if found.breaches:
-        raise GateError(f"{'; '.join(map(gate.sentence, found.breaches))}.")
+        raise GateError(gate.sentences(found.breaches))
     return 0
 
 
-def _updated(target: "Target", current: "Report", kept: "Report | None", found: "Check") -> "Check":
+def _updated(target: "Target", current: "Report", found: "Check") -> "Check":
     """Write the new baseline unless it would say the same; what differs from the old one then fails nothing."""
     from fusionadvisor.report import budget, codec
 
-    if kept is not None and found.same and not found.notes and not found.breaches:
+    if found.same and not found.breaches and found.comparison and not found.comparison.notes:
         return replace(found, notes=(f"{target.path} says the same already and was left as it is.",))
     target.write(codec.to_json(budget.baseline(current)))
     told = tuple(f"{b.what}: {b.limit} → {b.found}." for b in found.breaches if b.origin == "baseline")

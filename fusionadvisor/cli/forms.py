@@ -54,7 +54,7 @@ def _sarif(report: "Report") -> str:
     here = Path.cwd()
     # code scanning takes file names relative to the repository
     root = next((folder for folder in (here, *here.parents) if (folder / ".git").exists()), here)
-    return sarif.compose(report, root.as_posix())
+    return sarif.compose(report, sarif.Folders(root.as_posix(), here.as_posix()))
 
 
 FORMS = {

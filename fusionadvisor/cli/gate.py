@@ -9,7 +9,7 @@ from fusionadvisor.report.budget import Breach
 from fusionadvisor.report.condition import Condition
 from fusionadvisor.report.model import Report
 
-PLACES_SAID = 3
+SAID = 3
 
 
 def hold(conditions: Sequence[Condition], report: Report) -> None:
@@ -20,12 +20,18 @@ def hold(conditions: Sequence[Condition], report: Report) -> None:
         InputError: If the report does not say what a condition is about.
     """
     if breaches := budget.against(conditions, report, "--fail-on"):
-        raise GateError(f"--fail-on: {'; '.join(map(sentence, breaches))}.")
+        raise GateError(f"--fail-on: {sentences(breaches)}")
 
 
-def sentence(breach: Breach) -> str:
+def sentences(breaches: Sequence[Breach]) -> str:
+    """The first of them in words, and how many there are besides."""
+    more = f"; and {len(breaches) - SAID} more" if len(breaches) > SAID else ""
+    return f"{'; '.join(map(_sentence, breaches[:SAID]))}{more}."
+
+
+def _sentence(breach: Breach) -> str:
     """``kernels: 165, has to be at most 160: layers.0.norm block.py:31``."""
     places = [" ".join(filter(None, (p.module, labels.source(p.source)))) or p.words for p in breach.places]
-    said = "; ".join(places[:PLACES_SAID])
-    more = f" and {len(places) - PLACES_SAID} more" if len(places) > PLACES_SAID else ""
-    return f"{breach.what}: {breach.found}, has to be {breach.limit}{f': {said}' if said else ''}{more}"
+    said = "; ".join(places[:SAID])
+    more = f" and {len(places) - SAID} more" if len(places) > SAID else ""
+    return f"{breach.what}: {breach.found}, has to be {breach.limit}{f': {said}{more}' if said else ''}"

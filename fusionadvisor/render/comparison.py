@@ -37,7 +37,8 @@ def compose(comparison: Comparison, width: int, *, ascii_only: bool = False) -> 
     fusions(sheet, comparison.fusions)
     _modules(sheet, comparison)
     _figures(sheet, comparison)
-    sheet.gap()
+    if comparison.notes:
+        sheet.gap()
     for i, note in enumerate(comparison.notes):
         sheet.say(note, lead=[("Differs   " if not i else " " * 10, "bold yellow")], indent=10)
     return sheet
@@ -56,8 +57,8 @@ def verdict(comparison: Comparison) -> str:
         return f"Ranks {a} and {b} of what looks like one job: what differs is between ranks, not between versions"
     counts = {event: sum(c.count for c in comparison.fusions if c.event == event) for event in _STYLE}
     said = [plural(counts["gained"], "fusion") + " gained"] if counts["gained"] else []
-    said += [f"{counts['lost']:,} lost"] if counts["lost"] else []
-    said += [f"{counts['new']:,} new and unfused"] if counts["new"] else []
+    said += [plural(counts["lost"], "fusion") + " lost"] if counts["lost"] else []
+    said += [plural(counts["new"], "new place") + " unfused"] if counts["new"] else []
     kernels = next((f for f in comparison.figures if f.name == "kernels"), None)
     if kernels and kernels.before is not None and kernels.after is not None:
         same = kernels.before == kernels.after

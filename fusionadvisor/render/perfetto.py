@@ -69,7 +69,8 @@ def _track(pid: int, first: int, name: str, slices: Iterable[Slice]) -> Iterator
         lanes[lane].append(part.end)
         yield {
             "ph": "X", "name": clean(part.name), "pid": pid, "tid": tid, "ts": part.start / 1e3,
-            "dur": (part.end - part.start) / 1e3, "args": part.args,
+            "dur": (part.end - part.start) / 1e3,
+            "args": {key: clean(value) if isinstance(value, str) else value for key, value in part.args.items()},
         }  # fmt: skip
 
 
@@ -99,7 +100,7 @@ def _kernels(table: KernelTable, rows: list[int]) -> Iterator[Slice]:
             "op": table.op[row], "module": table.module[row], "source": table.source[row], "kind": table.kind[row],
             "shapes": table.shapes[row] if table.shapes else "",
         }  # fmt: skip
-        args = {key: clean(value) for key, value in known.items() if value}
+        args = {key: value for key, value in known.items() if value}
         yield Slice(table.name[row], *_interval(table, [row]), {"index": table.index[row], **args})
 
 
@@ -118,7 +119,7 @@ def _groups(table: KernelTable, rows: list[int]) -> Iterator[Slice]:
         if table.group and table.group[row] >= 0:
             members.setdefault(table.group[row], []).append(row)
     for group, own in members.items():
-        modules = dict.fromkeys(clean(table.module[row]) for row in own)
+        modules = dict.fromkeys(table.module[row] for row in own)
         ops = " ".join(table.op[row] or table.kind[row] for row in own)
         args = {"group": group, "kernels": len(own), "modules": ", ".join(filter(None, modules))}
         yield Slice(ops, *_interval(table, own), args)
@@ -132,10 +133,10 @@ def _findings(findings: Iterable[Finding], table: KernelTable, device: int) -> I
         step = finding.saving.step_us
         args = {
             "id": finding.id, "could save in a step (bound)": range_us(step.low, step.high),
-            "remedies": ", ".join(finding.remedies), "source": clean(labels.source(finding.source)),
+            "remedies": ", ".join(finding.remedies), "source": labels.source(finding.source),
         }  # fmt: skip
         for run in _runs(rows, table):
-            places = dict.fromkeys(clean(table.module[row]) for row in run if table.module[row])
+            places = dict.fromkeys(table.module[row] for row in run if table.module[row])
             yield Slice(f"{finding.rule} {finding.title}", *_interval(table, run), {**args, "at": ", ".join(places)})
 
 

@@ -6,6 +6,7 @@ https://docs.oasis-open.org/sarif/sarif/v2.1.0/sarif-v2.1.0.html
 import hashlib
 import json
 import re
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import quote
@@ -26,12 +27,20 @@ RELATED = 20
 """Further places named in one result."""
 
 
-def compose(report: Report, root: str) -> str:
+@dataclass(frozen=True, slots=True)
+class Folders:
+    """Absolute paths: ``root`` is what file names are made relative to, ``here`` what relative ones are relative to."""
+
+    root: str
+    here: str
+
+
+def compose(report: Report, folders: Folders) -> str:
     """Return the findings that have a source line, as a SARIF log.
 
     Args:
         report: Findings without a line are counted in a notification.
-        root: Absolute path of the folder that file names are made relative to.
+        folders: Where files lie.
     """
     report = cleaned(report)
     placed = [finding for finding in report.findings if finding.source]
@@ -54,8 +63,8 @@ def compose(report: Report, root: str) -> str:
             }
         ],
         "columnKind": "unicodeCodePoints",
-        "originalUriBaseIds": {ROOT: {"uri": f"file://{quote(root.rstrip('/'))}/"}},
-        "results": [_result(finding, rules.index(finding.rule), report, root) for finding in placed],
+        "originalUriBaseIds": {ROOT: {"uri": f"file://{quote(folders.root.rstrip('/'))}/"}},
+        "results": [_result(finding, rules.index(finding.rule), report, folders) for finding in placed],
     }
     log = {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
     return f"{MARK},{json.dumps(log, ensure_ascii=True)[1:]}\n"
@@ -73,17 +82,17 @@ def _rule(rule: str, findings: list[Finding]) -> dict[str, Any]:
     return {"id": rule, **described, **({"helpUri": url} if url.startswith("https://") else {})}
 
 
-def _result(finding: Finding, index: int, report: Report, root: str) -> dict[str, Any]:
+def _result(finding: Finding, index: int, report: Report, folders: Folders) -> dict[str, Any]:
     assert finding.source is not None
     modules = finding.modules or (finding.module,)
     others = [(m, source_of(report, Place(finding.rule, m))) for m in modules[1 : RELATED + 1]]
-    related = [_location(source, module, report, root) for module, source in others if source]
+    related = [_location(source, module, report, folders) for module, source in others if source]
     return {
         "ruleId": finding.rule,
         "ruleIndex": index,
         "level": "note" if finding.footnote else "warning",
         "message": {"text": _message(finding)},
-        "locations": [_location(finding.source, modules[0], report, root)],
+        "locations": [_location(finding.source, modules[0], report, folders)],
         **({"relatedLocations": [{"id": i, **place} for i, place in enumerate(related)]} if related else {}),
         "partialFingerprints": {"fusionAdvisor/v1": _fingerprint(finding)},
     }
@@ -93,31 +102,30 @@ def _message(finding: Finding) -> str:
     step = finding.saving.step_us
     parts = [f"{finding.title} {labels.counted(finding)}".rstrip()]
     parts += [f"at {labels.where(finding)}"] if labels.where(finding) else []
-    saving = (
-        "shares kernels with another finding" if finding.overlaps else f"could save {range_us(step.low, step.high)}"
-    )
+    saving = f"could save {range_us(step.low, step.high)} (bound)"
+    if finding.overlaps:
+        saving = "shares kernels with another finding, whose saving holds theirs"
     how = f" Remedies: {', '.join(finding.remedies)}." if finding.remedies else ""
     # a message's text may hold links, [text](target); names must not become any (SARIF 2.1.0, 3.11.6)
     return re.sub(r"([\\\[\]])", r"\\\1", f"{' '.join(parts)}: {saving}.{how}")
 
 
-def _location(source: Source, module: str, report: Report, root: str) -> dict[str, Any]:
+def _location(source: Source, module: str, report: Report, folders: Folders) -> dict[str, Any]:
     region = {"startLine": max(source.line, 1)}
-    physical = {"artifactLocation": _artifact(source.file, report, root), "region": region}
+    physical = {"artifactLocation": _artifact(source.file, report, folders), "region": region}
     named = [{"fullyQualifiedName": module, "kind": "module"}] if module else []
     return {"physicalLocation": physical, **({"logicalLocations": named} if named else {})}
 
 
-def _artifact(file: str, report: Report, root: str) -> dict[str, str]:
-    """Give a file under the root relative to it; a bare name is taken to lie beside the target that was run."""
+def _artifact(file: str, report: Report, folders: Folders) -> dict[str, str]:
+    """Give a file under the root relative to it, so that it is found in a checkout elsewhere."""
     path = PurePosixPath(file.replace("\\", "/"))
-    if not path.is_absolute() and report.workload:
-        path = PurePosixPath(report.workload.target.split(":")[0]).parent / path
-    if path.is_relative_to(root):
-        return {"uri": quote(str(path.relative_to(root))), "uriBaseId": ROOT}
-    if path.is_absolute():
-        return {"uri": f"file://{quote(str(path))}"}
-    return {"uri": quote(str(path)), "uriBaseId": ROOT}
+    target = report.workload.target if report.workload else ""
+    if not path.is_absolute():
+        path = PurePosixPath(target) if target.endswith(f"/{path}") else PurePosixPath(folders.here) / path
+    if path.is_relative_to(folders.root):
+        return {"uri": quote(str(path.relative_to(folders.root))), "uriBaseId": ROOT}
+    return {"uri": f"file://{quote(str(path))}"}
 
 
 def _fingerprint(finding: Finding) -> str:

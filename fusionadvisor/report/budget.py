@@ -179,14 +179,12 @@ def _worse(comparison: Comparison) -> list[Breach]:
 
 
 def _where(name: str, comparison: Comparison) -> tuple[Place, ...]:
-    """Which modules a figure got worse in, as far as the comparison can tell."""
-    rule = name.removeprefix(quantities.PREFIX)
-    if rule != name or name in ("groups", "unfused_bytes"):
-        worse = (c for c in comparison.fusions if c.event in ("lost", "new") and (rule == name or c.rule == rule))
-        return tuple(Place(c.module, c.source, diff.fusion_words(c)) for c in worse)
-    if name in ("kernels", "launches", "bytes", "fused_share"):
+    """Which places a figure got worse at, where it is a figure of places."""
+    if name == "kernels":
         return tuple(Place(diff.names(m), m.source, diff.module_words(m)) for m in comparison.modules if m.came)
-    return ()
+    rule = name.removeprefix(quantities.PREFIX)
+    worse = (c for c in comparison.fusions if c.event in ("lost", "new") and c.rule == rule)
+    return tuple(Place(c.module, c.source, diff.fusion_words(c)) for c in worse)
 
 
 def _broken(comparison: Comparison) -> list[Breach]:

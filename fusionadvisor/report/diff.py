@@ -318,7 +318,7 @@ def _time(before: Report, after: Report) -> TimeChange | None:
         return None
     then = quantities.find("kernel_us").of(after) or 0.0
     if not reason and a.basis != "predicted":
-        reason = "a recording holds no repeated measurement, so there is no interval"
+        reason = "without repeated measurements on both sides there is no interval"
     exact = (then / kernel,) * 2 if not reason else None
     return _timed("predicted kernel time" if a.basis == "predicted" else "kernel time", kernel, then, exact, reason)
 

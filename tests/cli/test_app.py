@@ -210,3 +210,16 @@ def test_a_terminal_that_cannot_show_it_gets_ascii() -> None:
     )  # fmt: skip
     assert done.returncode == 2
     assert "No strategy is called 'gr??e'" in done.stderr
+
+
+@pytest.mark.parametrize("form", ["sarif", "perfetto", "csv", "html", "markdown"])
+def test_every_form_is_written_and_only_over_its_own(cli: Cli, advisor: Advisor, tmp_path: Path, form: str) -> None:
+    file = tmp_path / f"r.{form}"
+    assert cli("profile", "x.py", f"--{form}", str(file)).code == 0
+    first = file.read_bytes()
+    assert first
+    assert cli("analyze", "x.json", f"--{form}", str(file)).code == 0
+    assert file.read_bytes().split(b"Saved")[0] == first.split(b"Saved")[0]
+    file.write_text('{"mine": true}')
+    assert cli("apply", "x.py", "--strategy", "cudagraph", f"--{form}", str(file)).code == 2
+    assert file.read_text() == '{"mine": true}'
