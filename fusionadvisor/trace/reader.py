@@ -245,7 +245,8 @@ class _Document:
         if text.startswith(b"]"):
             self._ended, self._tail = True, text[1:]
             return []
-        for candidate in (text, clean(text)):
+        for mend in (bytes, clean):  # cleaning costs more than decoding: only where it is needed
+            candidate = mend(text)
             for match in reversed(list(ARRAY_END.finditer(candidate))[-_LAST_ENDS:]):
                 try:
                     events = _DECODER.decode(b"[" + candidate[: match.start() + 1] + b"]")
@@ -281,9 +282,10 @@ class _Document:
     def header(self) -> dict[str, Any]:
         """Return what stands around the list of events; empty for a bare list or where it cannot be read."""
         head = self._head.lstrip(b"\xef\xbb\xbf")
-        for text in (head + b"]" + self._tail, clean(head + b"]" + self._tail), clean(head + b"]}")):
+        around = head + b"]" + self._tail
+        for mend, text in ((bytes, around), (clean, around), (clean, head + b"]}")):
             try:
-                found = msgspec.json.decode(text)
+                found = msgspec.json.decode(mend(text))
             except (msgspec.MsgspecError, RecursionError):
                 continue
             return found if isinstance(found, dict) else {}
