@@ -1,12 +1,12 @@
 """``fusion-advisor doctor``."""
 
-from rich.text import Text
-
 MARKS = {True: ("yes", "green"), False: ("no ", "red"), None: ("-  ", "dim")}
 
 
 def doctor() -> int:
     """Check what this machine can do: torch, CUDA, driver, profiler; each with what to do where it cannot."""
+    from rich.text import Text
+
     from fusionadvisor.capture.environment import diagnose
     from fusionadvisor.cli.output import printing, working
 

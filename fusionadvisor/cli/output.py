@@ -8,17 +8,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fusionadvisor.cli import gate
 from fusionadvisor.cli.forms import Target
 from fusionadvisor.cli.options import Format
 from fusionadvisor.errors import FusionAdvisorError
 from fusionadvisor.render.text import clean
-from fusionadvisor.report import codec, condition
-from fusionadvisor.report.condition import Condition
+from fusionadvisor.report import codec
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from fusionadvisor.report.condition import Condition
     from fusionadvisor.report.model import Report
 
 PIPE_WIDTH = 100
@@ -31,7 +30,7 @@ class Output:
 
     format: Format = Format.text
     files: tuple[Target, ...] = ()
-    conditions: tuple[Condition, ...] = ()
+    conditions: "tuple[Condition, ...]" = ()
 
     @classmethod
     def checked(
@@ -49,7 +48,11 @@ class Output:
             InputError: If a condition is not understood, a file cannot be written, or somebody else's stands there.
         """
         targets = tuple(Target.checked(name, path, force) for name, path in files.items() if path is not None)
-        return cls(format, targets, condition.parse(fail_on or ()))
+        if not fail_on:
+            return cls(format, targets)
+        from fusionadvisor.report import condition
+
+        return cls(format, targets, condition.parse(fail_on))
 
     def emit(self, report: "Report") -> None:
         """Write the report wherever it was asked for."""
@@ -64,7 +67,10 @@ class Output:
         Raises:
             GateError: If a condition of ``--fail-on`` is met.
         """
-        gate.hold(self.conditions, report)
+        if self.conditions:
+            from fusionadvisor.cli import gate
+
+            gate.hold(self.conditions, report)
 
     def _print(self, report: "Report") -> None:
         if self.format is Format.json:
