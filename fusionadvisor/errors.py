@@ -54,7 +54,8 @@ def did_you_mean(word: str, known: list[str] | tuple[str, ...]) -> str:
     """Return ``Did you mean 'x'?`` for the closest of ``known``, or a list of them when none is close."""
     from difflib import get_close_matches
 
-    folded = {name.lower(): name for name in known}
-    if close := get_close_matches(word.lower(), list(folded), n=1, cutoff=0.6):
+    alike = str.maketrans("ol", "01")  # as hands and eyes mix them up: FA1O1
+    folded = {name.lower().translate(alike): name for name in known}
+    if close := get_close_matches(word.lower().translate(alike), list(folded), n=1, cutoff=0.6):
         return f"Did you mean '{folded[close[0]]}'?"
     return f"Known: {', '.join(known)}."

@@ -76,13 +76,17 @@ def timeline(
     shapes: bool = True,
     syncs: Sequence[dict[str, Any]] = (),
     memory: Sequence[dict[str, Any]] = (),
+    helpers: dict[int, tuple[str, ...]] | None = None,
 ) -> Timeline:
-    """Return a timeline in which each call's kernel follows the one before, ``gap_us`` later."""
+    """Return a timeline in which each call's kernel follows the one before, ``gap_us`` later.
+
+    ``helpers`` names further kernels of a call, of kind layout and 5 µs each.
+    """
     kernels: list[dict[str, Any]] = []
     ops: list[dict[str, Any]] = []
     launches: list[dict[str, Any]] = []
     at = 0.0
-    for c in calls:
+    for index, c in enumerate(calls):
         at += c.gap_us
         op_id = _add_op(ops, c, shapes) if c.linked else -1
         launch = at - 6.4 if c.launch_us is None else c.launch_us
@@ -99,6 +103,9 @@ def timeline(
              "module": c.module, "source": c.source, "step": c.step, "phase": c.phase, "flow_op": c.flow_op}
         )  # fmt: skip
         at += c.us
+        for name in (helpers or {}).get(index, ()):
+            kernels.append({**kernels[-1], "start_ns": _ns(at), "dur_ns": 5000, "name": name, "kind": "layout"})
+            at += 5
     indices = sorted({c.step for c in calls if c.step >= 0}) or [0]
     return Timeline(
         kernels=table(kernels, KERNEL_COLUMNS),
@@ -114,8 +121,11 @@ def timeline(
     )
 
 
-_MEMORY = {k: KERNEL_COLUMNS[k] for k in ("start_ns", "dur_ns", "device", "stream", "name", "step")}
-_SYNCS = {k: LAUNCH_COLUMNS[k] for k in ("start_ns", "dur_ns", "pid", "tid", "name", "correlation", "op_id")}
+_MEMORY = {k: KERNEL_COLUMNS[k] for k in ("start_ns", "dur_ns", "device", "stream", "name", "source", "step")}
+_SYNCS = {
+    **{k: LAUNCH_COLUMNS[k] for k in ("start_ns", "dur_ns", "pid", "tid", "name", "op_id")},
+    **{k: KERNEL_COLUMNS[k] for k in ("module", "source", "step")},
+}
 
 
 def table(rows: list[dict[str, Any]], columns: dict[str, str]) -> pd.DataFrame:

@@ -91,6 +91,6 @@ def scale(bound: Range, factor: float) -> Range:
     return Range(bound.low * factor, None if bound.likely is None else bound.likely * factor, bound.high * factor)
 
 
-def without_likely(bound: Range) -> Range:
-    """Return the bound alone, where the recording supports no likely value."""
-    return Range(bound.low, None, bound.high)
+def at_most(bound: Range) -> Range:
+    """Return the upper end alone, where the recording supports no more than that."""
+    return Range(0.0, None, bound.high)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from fusionadvisor.analysis.infer import Pool, Signature, signature
+from fusionadvisor.analysis.infer import Pool, Signature, family, left, signature
 from fusionadvisor.analysis.nodes import Flow, Node, Tensor, kind_of, normal
 from fusionadvisor.flow.graph import FlowGraph, Op
 
@@ -89,6 +89,12 @@ class _Rows:
         )  # fmt: skip
 
 
+ACCUMULATE = "accumulate_grad"
+"""What stands around the addition of a new gradient to a parameter's."""
+HELPER = Signature("convert_layout", False, (), ())
+"""A convolution's own layout conversion."""
+
+
 def build(timeline: "Timeline", flow: FlowGraph | None = None) -> Dataflow:
     """Return the nodes of a timeline. With a FlowGraph, kernels that name one of its ops get its proven flow."""
     rows = _Rows.of(timeline.kernels)
@@ -108,7 +114,15 @@ def _batches(rows: _Rows, *, use_flow: bool) -> list[list[int]]:
         else:
             key = (1, op_id) if op_id >= 0 else (2, i)
         found.setdefault(key, []).append(i)
-    return list(found.values())
+    return [part for batch in found.values() for part in _without_helpers(rows, batch)]
+
+
+def _without_helpers(rows: _Rows, batch: list[int]) -> list[list[int]]:
+    """Set apart the kernels in which a convolution converts the layout of its operands: they could go by themselves."""
+    helpers = [i for i in batch if rows.kind[i] == "layout"]
+    work = [i for i in batch if rows.kind[i] != "layout"]
+    is_conv = bool(helpers and work) and kind_of(normal(rows.op[batch[0]])[0], (), (), ()) == "conv"
+    return [work, helpers] if is_conv else [batch]
 
 
 class _Ancestry:
@@ -130,11 +144,14 @@ class _Ancestry:
             return ""
         if op_id not in self._known:
             top, at = op_id, op_id
+            accumulates = False
             while at >= 0:
-                if str(self._names[at]).startswith("aten::"):
+                name = str(self._names[at])
+                if name.startswith("aten::"):
                     top = at
+                accumulates |= name.endswith("AccumulateGrad")
                 at = self._parent[at]
-            self._known[op_id] = normal(str(self._names[top]))[0]
+            self._known[op_id] = ACCUMULATE if accumulates else normal(str(self._names[top]))[0]
         return self._known[op_id]
 
 
@@ -148,6 +165,9 @@ def _assumed(rows: _Rows, batches: list[list[int]], ancestry: _Ancestry, ops: "p
         row = batch[0]
         op_id = rows.op_id[row]
         outer = ancestry.outer(op_id)
+        if nodes and op_id >= 0 and op_id == rows.op_id[nodes[-1].kernels[0]]:
+            nodes.append(_node(len(nodes), rows, batch, HELPER, (), (), outer))
+            continue
         if op_id >= 0:
             key = (ancestry.name(op_id), outer, *(c[op_id] for c in columns))
             found = known.get(key)
@@ -165,21 +185,22 @@ def _assumed(rows: _Rows, batches: list[list[int]], ancestry: _Ancestry, ops: "p
 def _trace_reads(pool: Pool, found: Signature, index: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Match an op's arguments with earlier results, then add its own."""
     sources, inputs = [], []
-    taken: set[tuple[int, int]] = set()
-    first = None
+    taken: set[Any] = set()
+    layer, first = family(found), None
     for at, tensor in enumerate(found.reads):
-        made = None if at in found.weights else pool.read(tensor, found.op, taken)
+        own = layer if at == left(found.op) else None
+        made = None if at in found.weights else pool.read(tensor, taken, own, index)
         if made is None:
             sources.append(-1)
             inputs.append(pool.outside(tensor))
         else:
-            taken.add((made.node, made.slot))
+            taken.add(made)
             sources.append(made.node)
             inputs.append(made.node * 8 + made.slot)
         first = made if at == 0 else first
     if found.inplace:
         pool.overwrite(first)
-    pool.write(index, found.op, found.writes, found.reads)
+    pool.write(index, found.writes, layer)
     return tuple(sources), tuple(inputs)
 
 
@@ -213,6 +234,9 @@ def _proven(rows: _Rows, batches: list[list[int]], ancestry: _Ancestry, flow: Fl
         row = batch[0]
         step, at = rows.step[row], rows.flow_op[row]
         outer = ancestry.outer(rows.op_id[row])
+        if nodes and at >= 0 and (step, at) in made:
+            nodes.append(_node(len(nodes), rows, batch, HELPER, (), (), outer))
+            continue
         if not 0 <= at < len(flow.ops):
             name = normal(rows.op[row])[0]
             nodes.append(_node(len(nodes), rows, batch, Signature(name, False, (), ()), (), (), outer))
@@ -221,9 +245,8 @@ def _proven(rows: _Rows, batches: list[list[int]], ancestry: _Ancestry, flow: Fl
         values = [roots.of(v) for v in op.reads]
         sources = tuple(-1 if (p := flow.producer(v)) is None else made.get((step, p.index), -1) for v in values)
         escapes = any(flow.escapes(v) for v in op.writes)
-        nodes.append(
-            _node(len(nodes), rows, batch, _recorded(op, flow), sources, tuple(values), outer, escapes=escapes)
-        )
+        inputs = tuple(roots.identity(v) for v in op.reads)
+        nodes.append(_node(len(nodes), rows, batch, _recorded(op, flow), sources, inputs, outer, escapes=escapes))
         made[step, at] = len(nodes) - 1
     return Dataflow(tuple(nodes), "proven")
 
@@ -234,6 +257,14 @@ class _Roots:
     def __init__(self, flow: FlowGraph) -> None:
         self._flow = flow
         self._known: dict[int, int] = {}
+        self._parts: dict[tuple[object, ...], int] = {}
+
+    def identity(self, value: int) -> int:
+        """Return a number that is equal for equal data: the root's where the view shows all of it, else the part's."""
+        root, seen = self.of(value), self._flow.values[value]
+        if seen.numel == self._flow.values[root].numel:
+            return root
+        return self._parts.setdefault((root, seen.offset, seen.shape, seen.strides), value)
 
     def of(self, value: int) -> int:
         """Follow views back to the value they look at."""

@@ -9,11 +9,13 @@ from fusionadvisor.analysis.dataflow import Dataflow, build
 from fusionadvisor.analysis.groups import Group, Stretch, describe, groups, stretches
 from fusionadvisor.analysis.launch import Launch, study
 from fusionadvisor.analysis.nodes import Node
-from fusionadvisor.analysis.quantities import busy_us, by_step, span_us
+from fusionadvisor.analysis.quantities import busy_us, by_step, in_steps, span_us
 from fusionadvisor.flow.graph import FlowGraph
 from fusionadvisor.report.model import Range
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from fusionadvisor.trace.timeline import Timeline
 
 
@@ -83,21 +85,25 @@ class Facts:
         return max(1, len(self.timeline.steps))
 
     @cached_property
+    def _stepped(self) -> "pd.DataFrame":
+        return in_steps(self.timeline.kernels)
+
+    @cached_property
     def busy_us(self) -> float:
         """Time in which some kernel ran, all steps together."""
-        return busy_us(self.timeline.kernels)
+        return busy_us(self._stepped)
 
     @cached_property
     def kernel_us(self) -> float:
         """Sum of the kernels' durations, all steps together."""
-        return float(self.timeline.kernels["dur_ns"].sum()) / 1e3
+        return float(self._stepped["dur_ns"].sum()) / 1e3
 
     @cached_property
     def step_us(self) -> float:
         """Time of a step: its unprofiled latency where known, else the mean span of its kernels."""
         if self.latency_us is not None:
             return self.latency_us
-        return sum(span_us(part) for part in by_step(self.timeline.kernels)) / self.steps
+        return sum(span_us(part) for part in by_step(self._stepped)) / self.steps
 
     @cached_property
     def training(self) -> bool:
@@ -110,8 +116,8 @@ class Facts:
         return self.dataflow.flow == "proven"
 
     def of_kind(self, *kinds: str) -> list[Node]:
-        """The nodes of these kinds that were launched one by one."""
-        return [n for n in self.nodes if n.kind in kinds and not n.graphed]
+        """The nodes of these kinds in a step that were launched one by one."""
+        return [n for n in self.nodes if n.kind in kinds and not n.graphed and n.step >= 0]
 
     def bound(self, nodes: tuple[int, ...]) -> Range:
         """Return what one kernel in place of these nodes' kernels would save, all of them together."""
@@ -119,6 +125,10 @@ class Facts:
         if self.bandwidth is None or not all(self.nodes[i].reads for i in nodes):
             return cost.members(group.us, group.longest_us)
         return cost.save(group.us, cost.fused(group.external, self.bandwidth, rows=group.rows))
+
+    def gone(self, us: float) -> Range:
+        """Return what it saves when kernels of ``us`` need not run at all."""
+        return Range(0.0, None, us) if self.bandwidth is None else cost.vanish(us, 0, self.bandwidth)
 
     def absorbed(self, nodes: tuple[int, ...], producer: Node) -> Range:
         """Return what moving these nodes into the kernel of their producer would save."""

@@ -8,16 +8,13 @@ set of reduction axes.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fusionadvisor.analysis.dataflow import Dataflow
+from fusionadvisor.analysis.dataflow import ACCUMULATE, Dataflow
+from fusionadvisor.analysis.infer import NEAR
 from fusionadvisor.analysis.nodes import FUSIBLE, Flow, Node
+from fusionadvisor.trace import kinds
 
 if TYPE_CHECKING:
     import pandas as pd
-
-FUSIBLE_KERNELS = frozenset(
-    {"elementwise", "cast", "layout", "copy", "reduction", "norm", "softmax", "cat", "rng", "index"}
-)
-"""Kernel kinds that a stretch runs over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +67,7 @@ def stretches(kernels: "pd.DataFrame") -> tuple[Stretch, ...]:
     if not len(kernels):
         return ()
     codes = kernels["kind"].cat.codes.to_numpy()
-    fusible_codes = [i for i, k in enumerate(kernels["kind"].cat.categories) if k in FUSIBLE_KERNELS]
+    fusible_codes = [i for i, k in enumerate(kernels["kind"].cat.categories) if k in kinds.FUSIBLE]
     fusible = np.isin(codes, fusible_codes) & (kernels["graph_id"].to_numpy() < 0)
     columns = [kernels[c].to_numpy() for c in ("device", "stream", "step", "start_ns")]
     order = np.lexsort((columns[3], columns[2], columns[1], columns[0]))
@@ -115,7 +112,7 @@ def groups(flow: Dataflow) -> tuple[Group, ...]:
     _connect(flow, union)
     members: dict[int, list[int]] = {}
     for node in flow.nodes:
-        if node.kind in FUSIBLE:
+        if node.kind in FUSIBLE and node.step >= 0:
             members.setdefault(union.find(node.index), []).append(node.index)
     found: list[Group] = []
     for nodes in members.values():
@@ -129,21 +126,24 @@ def _connect(flow: Dataflow, union: _Union) -> None:
 
     Each node has a level: one more than that of a source it cannot be fused with. Nodes joined have equal levels, and a
     way from one to another through anything outside would raise the level, so the groups are free of cycles. What came
-    from an unknown place counts as made by everything before it was first seen.
+    from an unknown place counts as made by everything before it; two GEMMs that read the same unknown count as equal.
     """
     level = [0] * len(flow.nodes)
     axes: dict[int, tuple[object, ...] | None] = {}
     shared: dict[tuple[int, int, int, tuple[int, ...]], int] = {}
     wall: dict[int, int] = {}
-    sighted: dict[tuple[int, int], int] = {}
+    sighted: dict[tuple[int, int], tuple[int, int]] = {}
     for node in flow.nodes:
         sources = [flow.nodes[s] for s in dict.fromkeys(node.sources) if s >= 0]
-        fusible = node.kind in FUSIBLE and not node.graphed
+        fusible = node.kind in FUSIBLE and not node.graphed and node.step >= 0 and node.outer != ACCUMULATE
         own = _axes(node)
         friends = [s for s in sources if fusible and _may_join(s, node, axes.get(union.find(s.index)), own)]
         level[node.index] = max((level[s.index] + (s not in friends) for s in sources), default=0)
         if flow.flow == "assumed":
-            level[node.index] = max(level[node.index], _level_outside(node, wall.get(node.step, 0), sighted))
+            outside = _level_outside(node, wall.get(node.step, 0), {} if fusible else sighted)
+            if node.phase == "backward":  # saved tensors hide what a gradient came through
+                outside = max(outside, wall.get(node.step, 0))
+            level[node.index] = max(level[node.index], outside)
         if not fusible:
             wall[node.step] = max(wall.get(node.step, 0), level[node.index] + 1)
             continue
@@ -191,17 +191,24 @@ def _join_readers(
             axes[union.find(a)] = merged
 
 
-def _level_outside(node: Node, wall: int, sighted: dict[tuple[int, int], int]) -> int:
-    """Return the level of what a node reads from an unknown place; what looks like a parameter counts as none."""
+def _level_outside(node: Node, wall: int, sighted: dict[tuple[int, int], tuple[int, int]]) -> int:
+    """Return the level of what a node reads from an unknown place; what looks like a parameter counts as none.
+
+    ``sighted`` holds, by step and identity, the level and node at which an unknown was last read; what was read again
+    soon after is the same tensor.
+    """
     if not node.reads:
         return wall
     size = max(t.numel for t in node.reads)
-    unknown = [
-        identity
-        for source, identity, tensor in zip(node.sources, node.inputs, node.reads, strict=True)
-        if source < 0 and tensor.numel * 2 > size
-    ]
-    return max((sighted.setdefault((node.step, identity), wall) for identity in unknown), default=0)
+    level = 0
+    for source, identity, tensor in zip(node.sources, node.inputs, node.reads, strict=True):
+        if source >= 0 or tensor.numel * 2 <= size:
+            continue
+        key = (node.step, identity)
+        before, last = sighted.get(key, (wall, node.index))
+        sighted[key] = (before if node.index - last <= NEAR else wall, node.index)
+        level = max(level, sighted[key][0])
+    return level
 
 
 def _axes(node: Node) -> tuple[object, ...] | None:

@@ -19,6 +19,11 @@ DTYPES: dict[str, tuple[str, int]] = {
 }  # fmt: skip
 """C++ type names as the profiler writes them -> torch dtype and bytes an element."""
 
+_GRADIENT_SECOND = frozenset(
+    {"cudnn_batch_norm_backward", "miopen_batch_norm_backward", "cudnn_convolution_backward",
+     "miopen_convolution_backward", "cudnn_convolution_backward_input", "cudnn_convolution_backward_weight"}
+)  # fmt: skip
+"""Backward ops whose second argument is the gradient (aten native functions, torch 1.8 to 2.13)."""
 _ZERO_DIM = frozenset({"float", "c10::Half", "c10::BFloat16"})
 """Types of a 0-dim argument that is a tensor: Python scalars are recorded as double, long or bool."""
 
@@ -87,9 +92,11 @@ def _weights(op: str, outer: str, reads: tuple[Tensor, ...]) -> frozenset[int]:
         return frozenset({0, 2})
     if op in ("mm", "matmul") and outer == "linear":
         return frozenset({1})
-    kind = kind_of(op, (), reads, ())
-    if kind in ("conv", "norm") or op == "linear":
-        return frozenset(range(1, len(reads))) if "backward" not in op else frozenset()
+    if "_backward" in op:  # all but the gradient was saved in the forward pass
+        gradient = 1 if op in _GRADIENT_SECOND else 0
+        return frozenset(range(len(reads))) - {gradient}
+    if kind_of(op, (), reads, ()) in ("conv", "norm") or op == "linear":
+        return frozenset(range(1, len(reads)))
     if op == "embedding":
         return frozenset({0})
     return frozenset()
@@ -200,71 +207,145 @@ def _convolved(op: str, reads: tuple[Tensor, ...], arguments: dict[str, object])
     return tuple(made)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Made:
+    """A result in the pool. ``tensor`` is None where its shape is unknown; ``family`` is that of the layer it is of."""
+
     node: int
     slot: int
-    tensor: Tensor
-    op: str
-    reads: tuple[Tensor, ...]
+    tensor: Tensor | None
+    family: tuple[object, ...] | None
     used: int = 0
 
 
 DEPTH = 8
 """How many results of one size are remembered."""
+NEAR = 24
+"""How many nodes apart layers on one input can be: query, key and value with a norm and a rotation between them."""
+CLOSE = 4
+"""How many nodes apart the slices of one tensor are read."""
+_LAYERS = frozenset({"mm", "addmm", "linear", "convolution", "cudnn_convolution", "miopen_convolution"})
 
 
-@dataclass(slots=True)
 class Pool:
     """Results that a later op may read. One a step.
 
     An argument is taken to be the latest result of the same element count and dtype that nobody has read yet; where all
-    have been read, the latest of exactly its shape, else the latest. A GEMM whose left operand looks like that of the
-    same kind of GEMM just before it reads what that one read (query, key and value of one input), not its result.
+    have been read, the latest of exactly its shape, else the latest. A layer whose input looks like that of the same
+    kind of layer just before it reads what that one read (query, key and value of one input), not its result; results
+    of such layers are read in the order they were made. A slice or an expansion is traced by its strides to what it was
+    cut from, first of all to what was read just before.
     """
 
-    by_size: dict[int, deque[_Made]] = field(default_factory=lambda: defaultdict(lambda: deque(maxlen=DEPTH)))
-    external: dict[tuple[Shape, str, Shape | None], int] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self._by_size: dict[int, deque[_Made]] = defaultdict(lambda: deque(maxlen=DEPTH))
+        self._shapeless: deque[_Made] = deque(maxlen=DEPTH)
+        self._layers: dict[tuple[object, ...], tuple[int, _Made | None]] = {}
+        self._external: dict[tuple[Shape, str, Shape | None], int] = {}
+        self._last: dict[int, tuple[int, _Made]] = {}
 
-    def read(self, tensor: Tensor, op: str, taken: set[tuple[int, int]]) -> _Made | None:
-        """Return the assumed maker of an argument, None for what came from outside."""
-        found: _Made | None = None
-        for made in reversed(self.by_size.get(tensor.numel, ())):
-            if (made.node, made.slot) in taken or not _fits(tensor, made.tensor):
-                continue
-            if made.op == op and op in _SIBLINGS and any(_same(tensor, r) for r in made.reads):
-                continue
-            if not made.used:
-                found = made
-                break
-            if found is None or (made.tensor.shape == tensor.shape != found.tensor.shape):
-                found = made
+    def read(self, tensor: Tensor, taken: "set[_Made]", family: tuple[object, ...] | None, at: int) -> _Made | None:
+        """Return the assumed maker of an argument of node ``at``, None for what came from outside."""
+        found = self._latest(tensor, tensor.numel, taken, family)
+        if family is not None and (found is None or found.used) and family in self._layers:
+            before, source = self._layers[family]
+            if at - before <= NEAR:
+                found = source
+        elif found is None or found.used:
+            found = self._part(tensor, taken, at) or found
+        if family is not None:
+            self._layers[family] = (at, found)
         if found is not None:
             found.used += 1
+            if found.tensor is not None:
+                self._last[found.tensor.numel] = (at, found)
         return found
 
-    def write(self, node: int, op: str, writes: tuple[Tensor, ...], reads: tuple[Tensor, ...]) -> None:
-        """Add an op's results."""
+    def _latest(
+        self, tensor: Tensor, size: int, taken: "set[_Made]", family: tuple[object, ...] | None
+    ) -> _Made | None:
+        found: _Made | None = None
+        for made in reversed(self._by_size.get(size, ())):
+            if made in taken or made.tensor is None or not _fits(tensor, made.tensor):
+                continue
+            if family is not None and made.family == family:
+                continue
+            if not made.used:
+                found = self._first_of(made, size, taken)
+                break
+            if found is None or (found.tensor is not None and made.tensor.shape == tensor.shape != found.tensor.shape):
+                found = made
+        for made in reversed(self._shapeless):
+            later = found is None or found.used or made.node > found.node
+            if later and not made.used and made not in taken and made.family and _from_conv(tensor, made.family):
+                return made
+        return found
+
+    def _first_of(self, latest: _Made, size: int, taken: "set[_Made]") -> _Made:
+        """Return the earliest unread result of the layers on one input that ``latest`` is of."""
+        if latest.family is None:
+            return latest
+        return next(m for m in self._by_size[size] if m.family == latest.family and not m.used and m not in taken)
+
+    def _part(self, tensor: Tensor, taken: "set[_Made]", at: int) -> _Made | None:
+        """Return what a slice was cut from, or an expansion spread out."""
+        if tensor.strides is None or len(tensor.strides) != len(tensor.shape):
+            return None
+        pairs = list(zip(tensor.shape, tensor.strides, strict=True))
+        spread = prod(n for n, s in pairs if s)
+        extent = max((n * s for n, s in pairs), default=0)
+        for size in (spread, extent):
+            if size == tensor.numel or size <= 1:
+                continue
+            before, last = self._last.get(size, (0, None))
+            if last is not None and last.tensor is not None and at - before <= CLOSE and _fits(tensor, last.tensor):
+                return last
+            if (found := self._latest(tensor, size, taken, None)) is not None:
+                return found
+        return None
+
+    def write(self, node: int, writes: tuple[Tensor, ...], family: tuple[object, ...] | None) -> None:
+        """Add an op's results; a layer whose result is not known is remembered by what it read."""
         for slot, tensor in enumerate(writes):
-            self.by_size[prod(tensor.shape)].append(_Made(node, slot, tensor, op, reads))
+            self._by_size[prod(tensor.shape)].append(_Made(node, slot, tensor, family))
+        if not writes and family is not None:
+            self._shapeless.append(_Made(node, 0, None, family))
 
     def overwrite(self, made: _Made | None) -> None:
         """Forget a state that was written over."""
-        if made is not None:
-            self.by_size[made.tensor.numel].remove(made)
+        if made is not None and made.tensor is not None and made in self._by_size[made.tensor.numel]:
+            self._by_size[made.tensor.numel].remove(made)
 
     def outside(self, tensor: Tensor) -> int:
         """Return a number below zero for a tensor from outside; equal for equal shape, dtype and strides."""
         key = (tensor.shape, tensor.dtype, tensor.strides)
-        return -2 - self.external.setdefault(key, len(self.external))
+        return -2 - self._external.setdefault(key, len(self._external))
 
 
-_SIBLINGS = frozenset({"mm", "addmm", "linear", "convolution", "cudnn_convolution", "miopen_convolution"})
+def family(found: Signature) -> tuple[object, ...] | None:
+    """What layers on one input have in common: the op and its input's layout; None for anything but a layer."""
+    if found.op not in _LAYERS or not found.reads:
+        return None
+    source = found.reads[left(found.op)] if left(found.op) < len(found.reads) else found.reads[0]
+    width = found.reads[-1].shape[0] if found.op.endswith("convolution") and len(found.reads) > 1 else 0
+    return (found.op, source.shape, source.dtype, source.strides, width if not found.writes else 0)
+
+
+def left(op: str) -> int:
+    """The position of a layer's input among its reads: ``addmm`` reads its bias first."""
+    return 1 if op in ("addmm", "baddbmm", "_addmm_activation", "addmv") else 0
+
+
+def _from_conv(tensor: Tensor, family: tuple[object, ...]) -> bool:
+    """True where a tensor can be the result of a convolution of which only its input and width are known."""
+    source, width = family[1], family[4]
+    return (
+        isinstance(source, tuple)
+        and len(tensor.shape) == len(source)
+        and tensor.shape[:1] == source[:1]
+        and tensor.shape[1] == width
+    )
 
 
 def _fits(read: Tensor, made: Tensor) -> bool:
     return not read.dtype or not made.dtype or read.dtype == made.dtype
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and a.strides == b.strides and a.dtype == b.dtype

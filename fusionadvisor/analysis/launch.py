@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fusionadvisor.analysis.quantities import busy_us, by_step, span_us
+from fusionadvisor.analysis.quantities import busy_us, by_step, in_steps, span_us
 
 if TYPE_CHECKING:
     import numpy as np
@@ -71,9 +71,9 @@ class Launch:
 
 def study(timeline: "Timeline", latency_us: float | None = None) -> Launch:
     """Return the launch behaviour of a timeline; ``latency_us`` is the unprofiled time of a step of a live run."""
-    kernels = timeline.kernels
+    kernels = in_steps(timeline.kernels)
     queued = kernels[kernels["graph_id"].to_numpy() < 0]
-    busy = busy_us(queued, timeline.memory)
+    busy = busy_us(queued, in_steps(timeline.memory))
     span = sum(span_us(part) for part in by_step(queued))
     break_even = busy / len(queued) if len(queued) else None
     saving, reason = _saving(timeline, queued, busy, latency_us)

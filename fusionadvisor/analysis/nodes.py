@@ -45,7 +45,8 @@ class Node:
         index: Position in ``Dataflow.nodes``.
         op: Normalised name, ``add``; empty for a kernel without an op.
         kind: ``pointwise``, ``cast``, ``layout``, ``copy``, ``fill``, ``reduction``, ``norm``, ``softmax``, ``cat``,
-            ``rng``, ``index``, ``gemm``, ``conv``, ``attention``, ``fused``, ``sync``, or ``other``.
+            ``rng``, ``index``, ``gemm``, ``conv``, ``helper`` (a convolution's own layout conversion), ``attention``,
+            ``fused``, ``sync``, or ``other``.
         kernels: Rows of ``Timeline.kernels``.
         us: Sum of their durations in µs.
         reads: Its tensor arguments; empty where the recording has no shapes.
@@ -148,6 +149,7 @@ _KINDS: dict[str, str] = {
     **_all("fused", "cudnn_convolution_relu cudnn_convolution_add_relu miopen_convolution_relu"),
     **_all("sync", """
         _local_scalar_dense nonzero is_nonzero equal masked_select _unique2 unique_consecutive unique_dim"""),
+    **_all("helper", "convert_layout"),
     **_all("copy", "clone copy contiguous _to_copy to"),
 }  # fmt: skip
 
@@ -173,11 +175,16 @@ def kind_of(op: str, kernel_kinds: Iterable[str], reads: tuple[Tensor, ...], wri
     known = _KINDS.get(op)
     kinds = tuple(kernel_kinds)
     if known is None:
-        if "attention" in op and op:
+        if "attention" in op:
             return "attention"
+        if "convolution" in op:
+            return "conv"
         if op.startswith("triton_") or "fused" in kinds:
             return "fused"
-        return next((k for k in map(_FROM_KERNEL.get, kinds) if k), "other")
+        # of several kernels the heaviest decides; light ones of different kinds are nothing in particular
+        said = {_FROM_KERNEL.get(k, "other") for k in kinds}
+        heavy = said & {"gemm", "conv", "attention"}
+        return min(heavy) if heavy else said.pop() if len(said) == 1 else "other"
     if known == "copy" and reads and writes:
         if reads[-1].dtype and writes[0].dtype and reads[-1].dtype != writes[0].dtype:
             return "cast"

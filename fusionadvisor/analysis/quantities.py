@@ -43,3 +43,9 @@ def by_step(kernels: "pd.DataFrame") -> "Iterator[pd.DataFrame]":
     for rows in np.split(order, cuts):
         if len(rows):
             yield kernels.iloc[rows]
+
+
+def in_steps(kernels: "pd.DataFrame") -> "pd.DataFrame":
+    """Return the kernels of the recorded steps; those outside belong to a step that was not recorded whole."""
+    inside = kernels["step"].to_numpy() >= 0
+    return kernels if inside.all() else kernels[inside]

@@ -25,6 +25,8 @@ class Candidate:
         specific: False for a rule that catches whatever nothing else explains; it is credited last.
         remedies: Strategies, where they differ from the rule's own.
         title: Where it differs from the rule's own.
+        where: Module path and line, where there is no anchor.
+        note: It is a footnote whatever it saves.
     """
 
     nodes: tuple[int, ...]
@@ -37,6 +39,8 @@ class Candidate:
     specific: bool = True
     remedies: tuple[str, ...] | None = None
     title: str = ""
+    where: tuple[str, Source | None] = ("", None)
+    note: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +91,12 @@ class Notes:
 
 def source(node: Node) -> Source | None:
     """The line of user code that ran a node, None where unknown."""
-    file, _, line = node.source.rpartition(":")
+    return line_of(node.source)
+
+
+def line_of(text: str) -> Source | None:
+    """Read ``file.py:31``; None for anything else."""
+    file, _, line = text.rpartition(":")
     return Source(file, int(line)) if file and line.isdigit() else None
 
 

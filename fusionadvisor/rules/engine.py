@@ -7,7 +7,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
-from fusionadvisor import catalog
+from fusionadvisor import catalog, units
 from fusionadvisor.analysis import cost
 from fusionadvisor.analysis.facts import Facts
 from fusionadvisor.errors import InputError
@@ -20,6 +20,7 @@ from fusionadvisor.report.model import (
     Passed,
     Range,
     Saving,
+    Source,
     Warning,
 )
 from fusionadvisor.rules.base import Candidate, Looked, Rule, source
@@ -66,7 +67,9 @@ def run(facts: Facts, among: Iterable[Rule] | None = None) -> Advice:
     passed: list[Passed] = []
     skipped: list[NotApplicable] = []
     warnings: list[Warning] = []
-    for rule in rules() if among is None else among:
+    if among is None:
+        among = rules()
+    for rule in among:
         try:
             looked = rule.look(facts)
         except Exception as error:  # noqa: BLE001 - one broken rule must not cost the others' findings
@@ -78,6 +81,7 @@ def run(facts: Facts, among: Iterable[Rule] | None = None) -> Advice:
             skipped.append(NotApplicable(rule.id, looked.skipped))
         elif not looked.candidates and not looked.near_misses:
             passed.append(Passed(rule.id, _entry(rule).passed))
+    warnings.extend(_unjudged(facts))
     findings = _findings(_credit(proposals, facts), facts)
     return Advice(
         findings, tuple(misses), tuple(passed), tuple(skipped), tuple(warnings), _fusion(facts), _group_column(facts)
@@ -94,6 +98,24 @@ class _Proposal:
     winners: list["_Proposal"] = field(default_factory=list)
 
 
+def _unjudged(facts: Facts) -> list[Warning]:
+    """Say how much of the recording no rule could look at."""
+    kernels = facts.timeline.kernels
+    apart = (kernels["op_id"].to_numpy() < 0) & (kernels["graph_id"].to_numpy() < 0)
+    if not apart.any() or facts.timeline.stand_ins:
+        return []
+    us = float(kernels["dur_ns"].to_numpy()[apart].sum()) / 1e3
+    share = us / (float(kernels["dur_ns"].sum()) / 1e3 or 1.0)
+    count = units.plural(int(apart.sum()), "kernel")
+    return [
+        Warning(
+            "W11",
+            f"{count} ({units.time_us(us)}, {units.percent(share)} of kernel time) could not be linked to an op: "
+            "they are counted in the totals, and no finding covers them.",
+        )
+    ]
+
+
 def _entry(rule: Rule) -> catalog.Entry:
     try:
         return catalog.entry(rule.id)
@@ -103,10 +125,10 @@ def _entry(rule: Rule) -> catalog.Entry:
 
 
 def _honest(rule: Rule, looked: Looked, facts: Facts) -> Iterable[Candidate]:
-    """Drop likely values that assumed flow does not support."""
+    """Keep only the upper end of a bound that rests on assumed flow known to be wrong too often."""
     for candidate in looked.candidates:
         weak = candidate.nodes and not facts.proven and not rule.trusted
-        yield replace(candidate, saving=cost.without_likely(candidate.saving)) if weak else candidate
+        yield replace(candidate, saving=cost.at_most(candidate.saving)) if weak else candidate
 
 
 def _credit(proposals: list[_Proposal], facts: Facts) -> list[_Proposal]:
@@ -163,18 +185,23 @@ def _collapse(group: list[_Proposal], facts: Facts) -> Finding:
     gpu = cost.scale(cost.total([cost.scale(p.candidate.saving, p.share) for p in group]), 1 / facts.steps)
     own = [p.candidate.step_us for p in group if p.candidate.step_us is not None]
     step = cost.scale(cost.total(own), 1 / facts.steps) if own else _step_saving(gpu, facts)
-    modules = dict.fromkeys(m for p in group if (m := p.candidate.anchor.module if p.candidate.anchor else ""))
+    places = [_place(p.candidate) for p in group]
+    modules = dict.fromkeys(module for module, _ in places if module)
     worth = max(step.high, gpu.high)
     return Finding(
-        id="", rule=rule.id, title=first.title or entry.title, module=next(iter(modules), ""),
-        saving=Saving(gpu, step), source=source(first.anchor) if first.anchor else None,
+        id="", rule=rule.id, title=first.title or entry.title, module=places[0][0] or next(iter(modules), ""),
+        saving=Saving(gpu, step), source=places[0][1],
         modules=tuple(modules)[:MODULES_SHOWN], instances=max(1, round(len(group) / facts.steps)),
         kernels=tuple(k for n in shown for k in facts.nodes[n].kernels), kernel_us=us / facts.steps,
         share=us / facts.kernel_us if facts.kernel_us else 0.0, flow=facts.dataflow.flow,
         evidence=_evidence(group, facts), remedies=first.remedies if first.remedies is not None else entry.remedies,
         snippet=rule.snippet([p.candidate for p in group], facts), url=entry.url,
-        footnote=bool(nodes) and worth < rule.worth_us and worth < rule.worth_share * facts.step_us,
+        footnote=first.note or (bool(nodes) and worth < rule.worth_us and worth < rule.worth_share * facts.step_us),
     )  # fmt: skip
+
+
+def _place(candidate: Candidate) -> tuple[str, Source | None]:
+    return (candidate.anchor.module, source(candidate.anchor)) if candidate.anchor else candidate.where
 
 
 def _step_saving(gpu: Range, facts: Facts) -> Range:
@@ -232,14 +259,18 @@ def _fusion(facts: Facts) -> Fusion:
         unfused_bytes=round(sum(g.internal for g in facts.groups) / facts.steps) if facts.dataflow.shaped else None,
         fused_share=float(us[fused].sum()) / total,
         graphed_share=float(us[graphed].sum()) / total,
-        launch_bound=LaunchBound(launch.break_even_us, None if share is None else min(1.0, share), _said(facts)),
+        launch_bound=LaunchBound(
+            None if facts.timeline.stand_ins else launch.break_even_us,
+            None if share is None else min(1.0, share),
+            _said(facts),
+        ),
         syncs=round(len(facts.timeline.syncs) / facts.steps),
     )
 
 
 def _said(facts: Facts) -> str:
     launch = facts.launch
-    if launch.break_even_us is None or not launch.reason:
+    if launch.break_even_us is None or facts.timeline.stand_ins or not launch.reason:
         return launch.reason
     limit = f"{launch.break_even_us:.2f} µs"
     return f"launch-bound if the CPU needs more than {limit} a kernel; unknown here: {launch.reason}"

@@ -1,12 +1,20 @@
 """Launching: where the GPU waits for the CPU."""
 
+import re
 from collections.abc import Sequence
 
 from fusionadvisor import units
 from fusionadvisor.analysis.facts import Facts
+from fusionadvisor.analysis.nodes import Node
 from fusionadvisor.report.model import Range
-from fusionadvisor.rules.base import Candidate, Looked, Rule
+from fusionadvisor.rules.base import Candidate, Looked, Rule, line_of, name
+from fusionadvisor.rules.match import common, compile_snippet
 
+NOTHING = Range(0.0, None, 0.0)
+STORM, TINY_US = 16, 5.0
+"""A run this long of kernels this short costs more to launch than to run."""
+EAGER_SHARE = 0.05
+"""Less than this outside compiled regions is the glue around any model."""
 WORTH_SHARE = 0.1
 """Idle time below this share of a step is within what the queue model and run-to-run noise explain."""
 
@@ -78,8 +86,7 @@ class LaunchBound(Rule):
             "profiler is not known.",
             *self._obstacles(facts),
         )
-        nothing = Range(0.0, None, 0.0)
-        return Looked((Candidate((), nothing, "step", step_us=nothing, evidence=evidence),))
+        return Looked((Candidate((), NOTHING, "step", step_us=NOTHING, evidence=evidence),))
 
     def _obstacles(self, facts: Facts) -> tuple[str, ...]:
         """What would keep the step from being captured."""
@@ -91,3 +98,205 @@ class LaunchBound(Rule):
             return ()
         where = f" at {', '.join(lines[:3])}" if lines else ""
         return (f"A graph cannot hold what waits for the GPU: {waits[0].name}{where}.",)
+
+
+class HotSync(Rule):
+    """Keep the CPU from waiting.
+
+    ## What it does
+    Finds places inside a step where the CPU waits for the GPU: a value read back (`.item()`, `if tensor:`), a size that
+    depends on data (`nonzero`, boolean masks), a synchronous copy.
+
+    ## Why it costs
+    While it waits, the CPU launches nothing. When the value arrives the queue is empty, and the GPU waits for the next
+    launch. It also keeps the step from being captured as a graph.
+
+    ## Example
+    ```python
+    if mask.all():  # one round trip to the GPU a call
+        mask = None
+    ```
+
+    ## Use instead
+    Decide on the CPU from what is known there, or keep the decision on the GPU with `torch.where`. Read losses and
+    metrics every hundred steps, with `non_blocking=True` into pinned memory.
+
+    ## When not to
+    At the end of a step that has nothing to do but hand over its result.
+    """
+
+    id = "FA302"
+
+    def look(self, facts: Facts) -> Looked:
+        """Match waits inside a step that an op caused, by line."""
+        places = self._recorded(facts) if facts.timeline.stand_ins else self._traced(facts)
+        candidates = [
+            Candidate(
+                (), NOTHING, f"{op} at {where or module or 'an unknown line'}", step_us=NOTHING,
+                evidence=(self._said(op, count, us, facts),), where=(module, line_of(where)),
+            )
+            for (op, where, module), (count, us) in places.items()
+        ]  # fmt: skip
+        return Looked(tuple(candidates))
+
+    def snippet(self, found: Sequence[Candidate], facts: Facts) -> str:
+        """Say what to do instead of branching on a value."""
+        return "y = torch.where(condition, a, b)  # instead of reading the condition back to branch on it"
+
+    def _traced(self, facts: Facts) -> dict[tuple[str, str, str], tuple[int, float]]:
+        syncs = facts.timeline.syncs
+        found: dict[tuple[str, str, str], tuple[int, float]] = {}
+        inside = syncs[(syncs["op_id"] >= 0) & (syncs["step"] >= 0)] if "step" in syncs else syncs[syncs["op_id"] >= 0]
+        memory = facts.timeline.memory  # a copy to the device that waits is FA405's
+        to_device = (
+            set(memory["op_id"][memory["name"].astype(str).str.contains("HtoD")]) if "op_id" in memory else set()
+        )
+        inside = inside[~inside["op_id"].isin(to_device)]
+        names = facts.timeline.ops["name"]
+        columns = [inside[c].astype(str).tolist() if c in inside else [""] * len(inside) for c in ("source", "module")]
+        for op_id, us, where, module in zip(inside["op_id"], inside["dur_ns"] / 1e3, *columns, strict=True):
+            key = (str(names.iloc[int(op_id)]), where, module)
+            count, total = found.get(key, (0, 0.0))
+            found[key] = (count + 1, total + float(us))
+        return found
+
+    def _recorded(self, facts: Facts) -> dict[tuple[str, str, str], tuple[int, float]]:
+        """On the CPU nothing waits; the recorded ops say what would on a GPU."""
+        found: dict[tuple[str, str, str], tuple[int, float]] = {}
+        for op in facts.flow.ops if facts.flow is not None else ():
+            if op.sync:
+                key = (op.name, f"{op.source.file}:{op.source.line}" if op.source else "", op.module)
+                found[key] = (found.get(key, (0, 0.0))[0] + facts.steps, 0.0)
+        return found
+
+    def _said(self, op: str, count: int, us: float, facts: Facts) -> str:
+        often = f"{op} {max(1, round(count / facts.steps))} × a step"
+        if facts.timeline.stand_ins:
+            return f"{often}: on a GPU the CPU would wait here."
+        return f"{often}; the CPU waited {units.time_us(us / facts.steps)}, work of the GPU included."
+
+
+class TinyKernelStorm(Rule):
+    """Fuse the storm of tiny kernels.
+
+    ## What it does
+    Finds a run of sixteen or more consecutive fusible kernels that take less than 5 µs on average.
+
+    ## Why it costs
+    Such kernels are over before the next one is launched; what they cost is their number.
+
+    ## Example
+    ```python
+    for i in range(n_boxes):
+        boxes[i] = boxes[i] * scale + offset  # four kernels a box
+    ```
+
+    ## Use instead
+    ```python
+    boxes = boxes * scale + offset  # vectorised: two kernels in all
+    ```
+    or compile the function, or graph the step.
+
+    ## When not to
+    Where it runs once, outside the loop that matters.
+    """
+
+    id = "FA303"
+
+    def look(self, facts: Facts) -> Looked:
+        """Match long stretches of short kernels."""
+        node_of = {k: n for n in facts.nodes for k in n.kernels}
+        candidates = []
+        for stretch in facts.stretches:
+            members = list(dict.fromkeys(node_of[k].index for k in stretch.kernels))
+            nodes = [facts.nodes[i] for i in members]
+            mean = stretch.us / len(stretch.kernels)
+            if stretch.step < 0 or len(stretch.kernels) < STORM or mean >= TINY_US or nodes[0].phase == "optimizer":
+                continue
+            said = f"{len(stretch.kernels)} kernels in a row, {mean:.1f} µs each."
+            high = sum(n.us for n in nodes) - max(n.us for n in nodes)
+            candidates.append(
+                Candidate(tuple(sorted(members)), Range(0.0, None, high), "storm", nodes[0], evidence=(said,),
+                          specific=False)
+            )  # fmt: skip
+        return Looked(tuple(candidates))
+
+    def snippet(self, found: Sequence[Candidate], facts: Facts) -> str:
+        """Compile the region."""
+        return compile_snippet(common(facts.nodes[i] for i in c.nodes) for c in found)
+
+
+class FallenBack(Rule):
+    """Keep the compiled model compiled.
+
+    ## What it does
+    In a model that `torch.compile` compiled, finds code that was compiled again, graphs that broke in two, and kernels
+    that ran outside every compiled region.
+
+    ## Why it costs
+    A recompile takes seconds. After eight of one function, torch gives up and runs it eagerly, without a word. What is
+    between two graphs is not fused with either.
+
+    ## Example
+    ```python
+    @torch.compile
+    def f(x, n: int):
+        return x * n  # compiled again for every n, until the limit
+    ```
+
+    ## Use instead
+    `torch._dynamo.mark_dynamic(x, 0)` for a dimension that changes, tensors for numbers that change, and
+    `TORCH_LOGS=recompiles,graph_breaks` to see each reason.
+
+    ## When not to
+    Where one or two recompiles at the start cover all shapes.
+    """
+
+    id = "FA304"
+
+    def look(self, facts: Facts) -> Looked:
+        """Read the compiled regions' numbers, and what ran outside them."""
+        ops = facts.timeline.ops
+        names = ops["name"].astype(str)
+        regions = sorted(set(re.findall(r"Torch-Compiled Region: (\d+)/(\d+)", "\n".join(names.unique()))))
+        if not regions:
+            return Looked(skipped="nothing here was compiled by torch.compile")
+        candidates = []
+        again = {frame: max(int(n) for f, n in regions if f == frame) for frame, _ in regions}
+        if many := {frame: n for frame, n in again.items() if n}:
+            said = (
+                f"{len(many)} of {len(again)} compiled functions were compiled again, one {max(many.values())} times."
+            )
+            candidates.append(Candidate((), NOTHING, "recompiled", step_us=NOTHING, evidence=(said,)))
+        outside = self._outside(facts)
+        us = sum(n.us for n in outside)
+        if us > EAGER_SHARE * facts.kernel_us:
+            said = (
+                f"{units.percent(us / facts.kernel_us)} of kernel time ran outside the {len(again)} compiled regions, "
+                f"first {name(outside[0])}."
+            )
+            candidates.append(
+                Candidate((), NOTHING, "outside", outside[0], step_us=NOTHING, evidence=(said,),
+                          beside=tuple(n.index for n in outside))
+            )  # fmt: skip
+        return Looked(tuple(candidates))
+
+    def snippet(self, found: Sequence[Candidate], facts: Facts) -> str:
+        """Ask torch for its reasons."""
+        return "TORCH_LOGS=recompiles,graph_breaks python ..."
+
+    def _outside(self, facts: Facts) -> list[Node]:
+        """Nodes without a compiled region around them, optimizer aside."""
+        parents: list[int] = facts.timeline.ops["parent"].tolist()
+        compiled = facts.timeline.ops["name"].astype(str).str.contains("Compiled").tolist()
+        op_ids: list[int] = facts.timeline.kernels["op_id"].tolist()
+        found = []
+        for node in facts.nodes:
+            at = op_ids[node.kernels[0]]
+            if at < 0 or node.step < 0 or node.phase in ("optimizer", "backward") or node.graphed:
+                continue
+            while at >= 0 and not compiled[at]:
+                at = parents[at]
+            if at < 0 and node.kind != "fused":
+                found.append(node)
+        return found

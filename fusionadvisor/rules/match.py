@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable
 
+from fusionadvisor.analysis import infer
 from fusionadvisor.analysis.dataflow import Dataflow
 from fusionadvisor.analysis.facts import Facts
-from fusionadvisor.analysis.nodes import ACTIVATIONS, Node
+from fusionadvisor.analysis.nodes import ACTIVATIONS, Node, Tensor
 
 _CONV_WRAPPERS = frozenset({"convolution", "_convolution", "conv1d", "conv2d", "conv3d", "conv_transpose2d"})
 
@@ -77,7 +78,7 @@ def activation_of(node: Node) -> bool:
 
 def left(node: Node) -> int:
     """The position of a GEMM's or convolution's activation operand among its reads."""
-    return 1 if node.op in ("addmm", "baddbmm", "_addmm_activation", "addmv") else 0
+    return infer.left(node.op)
 
 
 def weight(node: Node) -> int:
@@ -109,3 +110,53 @@ def compile_snippet(regions: Iterable[str]) -> str:
     if len(paths) == 1:
         return f'model.get_submodule("{paths[0]}").compile()'
     return f"for path in {paths!r}:\n    model.get_submodule(path).compile()"
+
+
+def is_forward(node: Node) -> bool:
+    """A node of the forward pass."""
+    return node.phase in ("", "forward") and "backward" not in node.op and "backward" not in node.outer
+
+
+def tensor_reads(node: Node, like: Tensor | None) -> list[Tensor]:
+    """The arguments of a node that have as many elements as ``like``."""
+    return [t for t in node.reads if like is not None and t.numel == like.numel]
+
+
+def walk_back(flow: Dataflow, node: Node, argument: int) -> Node | None:
+    """The maker of an argument, looking through casts and copies."""
+    found = flow.producer(node, argument)
+    while found is not None and found.kind in ("cast", "copy", "layout"):
+        found = flow.producer(found, 0)
+    return found
+
+
+def is_dropout(flow: Dataflow, node: Node) -> bool:
+    """The kernel that applies a dropout mask: one op on CUDA, the last of three on the CPU."""
+    return node.op in ("native_dropout", "_fused_dropout") or (
+        node.op == "mul" and dropout_noise(flow, node) is not None
+    )
+
+
+def dropout_noise(flow: Dataflow, node: Node) -> Node | None:
+    """On the CPU, the step before in drawing a mask: ``bernoulli_`` → ``div_`` → ``mul``."""
+    before = {"mul": ("div",), "div": ("bernoulli",)}.get(node.op, ())
+    sources = [flow.producer(node, i) for i in range(len(node.reads))]
+    noise = next((s for s in sources if s is not None and s.op in before), None)
+    if noise is not None and node.op == "mul" and dropout_noise(flow, noise) is None:
+        return None
+    return noise
+
+
+def gated_by(flow: Dataflow, node: Node, *, anything: bool = False) -> Node | None:
+    """The multiplication that gates another tensor with this activation, None where there is none.
+
+    ``anything`` accepts a node that is no single activation op (the end of one written out).
+    """
+    if not (anything or activation_of(node)) or node.out is None:
+        return None
+    user = flow.sole_user(node)
+    if user is None or user.op != "mul" or not is_forward(user) or user.lane != node.lane or user.graphed:
+        return None
+    other = [s for s in user.sources if s != node.index]
+    same = len(tensor_reads(user, node.out)) == 2
+    return user if same and other and other[0] not in node.sources else None

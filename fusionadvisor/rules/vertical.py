@@ -16,6 +16,7 @@ from fusionadvisor.rules.match import (
     common,
     compile_snippet,
     end_of,
+    gated_by,
     is_batch_norm,
     is_path,
     label,
@@ -58,6 +59,7 @@ class FoldableNorm(Rule):
     """
 
     id = "FA101"
+    trusted = True
 
     def look(self, facts: Facts) -> Looked:
         """Match conv/linear → batch norm."""
@@ -196,7 +198,7 @@ class ActivationEpilogue(Rule):
         if user.out.numel != last.out.numel:
             return False
         if activation_of(user):
-            return True
+            return gated_by(facts.dataflow, user) is None  # a gate is fused with what it multiplies
         if user.op != "add" or user.kind != "pointwise":
             return False
         # of two layers whose results are added, the later one takes the other's as its residual

@@ -141,7 +141,7 @@ def test_conservation(calls: list[Call]) -> None:
         bound = facts.bound(group.nodes)
         assert 0 <= bound.low <= (bound.likely or bound.low) <= bound.high <= group.us + 1e-9
     advice = engine.run(facts)
-    assert not advice.warnings
+    assert not [w for w in advice.warnings if w.code == "W10"]
     assert sum(f.saving.step_us.high for f in advice.findings) <= facts.step_us + 1e-6
     assert sum(f.saving.gpu_us.high for f in advice.findings) <= facts.busy_us + 1e-6
     for finding in advice.findings:

@@ -3,7 +3,6 @@
 import pytest
 
 from fusionadvisor import catalog
-from fusionadvisor.analysis.facts import Facts
 from fusionadvisor.report.model import Finding
 from fusionadvisor.rules import engine
 from tests.rules.cases import PAIRS, Pair
@@ -12,7 +11,7 @@ SECTIONS = ("## What it does", "## Why it costs", "## Example", "## Use instead"
 
 
 def found(pair: Pair, *, twin: bool = False) -> list[Finding]:
-    advice = engine.run(Facts(pair.twin if twin else pair.fires))
+    advice = engine.run(pair.facts(twin=twin))
     assert advice.warnings == ()
     return [f for f in advice.findings if f.rule == pair.rule]
 
