@@ -1,6 +1,6 @@
 """The three things the tool does, each from what the user gave to a Report: profile, analyze, optimize."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -149,6 +149,7 @@ def optimize(
     workload: Workload,
     strategies: Sequence[str],
     *,
+    parameters: Mapping[str, Mapping[str, str]] | None = None,
     timeout_s: float = 300.0,
     save: Path | None = None,
     progress: Progress | None = None,
@@ -158,12 +159,13 @@ def optimize(
     Args:
         workload: A resolved workload, as a profile's report carries it.
         strategies: Strategy ids.
+        parameters: Their parameters, as typed, by strategy id.
         timeout_s: Seconds one attempt may take before it is ended.
         save: A folder for the recipe and artefacts of what was kept.
         progress: Called with a few words before each stage.
 
     Raises:
-        InputError: If a strategy is unknown or the workload can no longer be built.
+        InputError: If a strategy or parameter is unknown or the workload can no longer be built.
     """
     from fusionadvisor.evaluate.search import attempt
 
@@ -171,7 +173,9 @@ def optimize(
     tool, created, command = _started("apply")
     before = profile_workload(workload, progress=say)
     assert before.workload is not None
-    outcome = attempt(before.workload, list(strategies), timeout_s=timeout_s, save=save, progress=say)
+    outcome = attempt(
+        before.workload, list(strategies), parameters=parameters, timeout_s=timeout_s, save=save, progress=say
+    )
     return replace(
         before,
         tool=tool,

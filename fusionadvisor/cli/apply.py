@@ -1,6 +1,7 @@
 """``fusion-advisor apply``."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -37,6 +38,13 @@ def apply(
     strategy: Annotated[
         str, typer.Option("--strategy", "-s", metavar="NAME[,NAME…]", help="Strategies in order; see: list strategies.")
     ] = "",
+    site: Annotated[
+        str | None, typer.Option("--site", metavar="MODULE", help="Only this module, where a strategy can be confined.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="STRATEGY.NAME=VALUE", help="A strategy's parameter; repeat for several."),
+    ] = None,
     entry: EntryOption = None,
     inputs: InputOption = None,
     train: TrainOption = False,
@@ -62,6 +70,7 @@ def apply(
     from fusionadvisor.cli.output import Output, working
 
     names = _strategies(strategy)
+    parameters = _parameters(names, site, settings or ())
     output = Output.checked(
         format, force=force, fail_on=fail_on, json=json, html=html, markdown=markdown, sarif=sarif, perfetto=perfetto,
         csv=csv,
@@ -80,7 +89,7 @@ def apply(
     from fusionadvisor import advisor
 
     with working() as say:
-        report = advisor.optimize(workload, names, timeout_s=timeout, save=save, progress=say)
+        report = advisor.optimize(workload, names, parameters=parameters, timeout_s=timeout, save=save, progress=say)
     output.emit(report)
     code = _exit_code(report)
     output.hold(report)
@@ -99,6 +108,31 @@ def _strategies(given: str) -> list[str]:
         if name not in known:
             raise InputError(f"No strategy is called '{name}'.", did_you_mean(name, tuple(known.values())))
     return [known[name] for name in names]
+
+
+def _parameters(names: list[str], site: str | None, given: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Return the strategies' parameters as typed, by strategy; checked here, before any work is done."""
+    from fusionadvisor import strategies
+    from fusionadvisor.errors import InputError, did_you_mean
+
+    found: dict[str, dict[str, str]] = {}
+    for setting in given:
+        name, equals, value = setting.partition("=")
+        strategy, dot, parameter = name.strip().partition(".")
+        if not (equals and dot):
+            raise InputError(f"--set '{setting}' is not understood.", "Write --set cudagraph.max_graphs=4.")
+        if strategy not in names:
+            raise InputError(f"--set '{setting}' names a strategy that is not applied.", did_you_mean(strategy, names))
+        found.setdefault(strategy, {})[parameter] = value.strip()
+    if site is not None:
+        confined = [name for name in names if hasattr(strategies.get(name), "site")]
+        if not confined:
+            raise InputError(f"--site: {', '.join(names)} cannot be confined to a module.", "Leave it out.")
+        for name in confined:
+            found.setdefault(name, {})["site"] = site
+    for name, parameters in found.items():
+        strategies.get(name, parameters)
+    return found
 
 
 def _exit_code(report: "Report") -> int:

@@ -20,6 +20,7 @@ STYLES = {
 }
 REFUSALS_SHOWN = 8
 INDENT = 5
+WORTH_SAYING_S = 0.5
 NARROW = 76
 """Cells the whole table needs."""
 
@@ -93,7 +94,7 @@ def _attempt(sheet: Sheet, report: Report, number: int, attempt: Attempt) -> Non
         name = sheet.cell(attempt.strategy, max(14, len(attempt.strategy) + 2))
         sheet.say(
             f"{words}. {attempt.reason}" if attempt.reason else words,
-            style=style, lead=[f"  {sheet.cell(str(number), 3)}", (name, "bold")], indent=INDENT,
+            style=style, lead=[f"  {sheet.cell(str(number), 3)}", (name, "bold")], indent=INDENT + len(name),
         )  # fmt: skip
     _details(sheet, report, attempt)
 
@@ -115,7 +116,7 @@ def _details(sheet: Sheet, report: Report, attempt: Attempt) -> None:
             sheet.flow(gone, lead=[" " * INDENT, ("gone: ", "dim")], indent=INDENT + 6, gap=", ")
         if came:
             sheet.flow(came, lead=[" " * INDENT, ("new: ", "dim")], indent=INDENT + 6, gap=", ")
-    if attempt.compile_s is not None and attempt.compile_s >= 0.05:
+    if attempt.compile_s is not None and attempt.compile_s >= WORTH_SAYING_S:
         pays = f", pays after {plural(attempt.break_even_calls, 'call')}" if attempt.break_even_calls else ""
         sheet.say(f"{attempt.compile_s:.2g} s to prepare{pays}", style="dim", indent=INDENT)
     if attempt.verification and attempt.verification.verdict != "agrees" and attempt.outcome != "diverged":

@@ -21,6 +21,9 @@ BAR = 22
 FINDINGS_SHOWN = 12
 KINDS_SHOWN = 8
 
+RECIPE = "recipe.json"
+"""A recipe is kept only where another process loaded it and its outputs agreed."""
+
 WIDE = 96
 """Cells from which the remedy gets a column of its own."""
 HOW = 14
@@ -257,7 +260,9 @@ def _footer(sheet: Sheet, report: Report) -> None:
     for i, warning in enumerate(report.warnings):
         sheet.say(warning.message, lead=[("Warning   " if not i else " " * 10, "bold yellow")], indent=10)
     if report.files:
-        sheet.flow(list(report.files), lead=[("Saved     ", "bold")], indent=10, gap="  ")
+        held = any(labels.file_name(file) == RECIPE for file in report.files)
+        said = [("reloaded in a fresh process and verified again", "dim")] if held else []
+        sheet.flow([*report.files, *said], lead=[("Saved     ", "bold")], indent=10, gap="  ")
     if steps := next_commands(report):
         sheet.flow([(command, "cyan") for command in steps], lead=[("Next      ", "bold")], indent=10, gap="    ")
 

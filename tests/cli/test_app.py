@@ -223,3 +223,21 @@ def test_every_form_is_written_and_only_over_its_own(cli: Cli, advisor: Advisor,
     file.write_text('{"mine": true}')
     assert cli("apply", "x.py", "--strategy", "cudagraph", f"--{form}", str(file)).code == 2
     assert file.read_text() == '{"mine": true}'
+
+
+def test_parameters_of_strategies(cli: Cli, advisor: Advisor) -> None:
+    cli("profile", "x.py")
+    advisor.report = APPLY
+    ran = cli("apply", "-s", "fuse_modules,cudagraph", "--site", "decoder.layers", "--set", "cudagraph.max_graphs = 4")
+    assert ran.code == 0
+    assert advisor.asked[-1][2]["parameters"] == {"cudagraph": {"site": "decoder.layers", "max_graphs": "4"}}
+    for arguments, said in [
+        (("--set", "cudagraph.max_graf=4"), "Did you mean 'max_graphs'?"),
+        (("--set", "cudagraph.max_graphs=many"), "many"),
+        (("--set", "torchscript.x=1"), "is not applied"),
+        (("--set", "max_graphs=1"), "is not understood"),
+    ]:
+        ran = cli("apply", "-s", "cudagraph", *arguments)
+        assert ran.code == 2
+        assert said in ran.err
+    assert "cannot be confined" in cli("apply", "-s", "fuse_modules", "--site", "x").err
