@@ -1,0 +1,70 @@
+"""The whole program on real models and a real trace, as a user runs it."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from fusionadvisor.report import codec
+from tests.cli.conftest import Cli
+from tests.shared import SHARED
+
+SAMPLES = Path(__file__).parents[2] / "sample_models"
+
+
+def test_profile_then_apply(cli: Cli, tmp_path: Path) -> None:
+    ran = cli("profile", f"{SAMPLES}/residual_block.py", "--json", "profile.json")
+    assert ran.code == 0
+    assert "residual_block.py:build_model → ResidualBlock" in ran.out
+    assert "bn1, bn2 · residual_block.py:18, 21" in ran.out
+    assert "assumed: " in ran.out
+    report = codec.read(tmp_path / "profile.json")
+    (fold,) = [f for f in report.findings if f.rule == "FA101"]
+    assert (fold.modules, fold.instances) == (("bn1", "bn2"), 2)
+
+    ran = cli("apply", "--strategy", "fuse_modules", "--json", "apply.json", "--save", "out")
+    assert ran.code == 0
+    assert ran.err.startswith("last profile: residual_block.py:build_model\n")
+    report = codec.read(tmp_path / "apply.json")
+    (attempt,) = report.attempts
+    assert attempt.sites.applied == 2
+    assert attempt.kernels is not None
+    assert ("aten::native_batch_norm", 2) in attempt.kernels.gone
+    assert attempt.verification is not None
+    assert attempt.verification.verdict == "agrees"
+    assert attempt.before is not None
+    assert attempt.after is not None
+    assert attempt.speedup is not None
+    low, high = attempt.speedup.ci95
+    assert low <= attempt.speedup.median <= high
+    assert "gone: aten::native_batch_norm ×2" in ran.out
+    assert "A/A" in ran.out
+    assert (tmp_path / "out" / "recipe.json").exists() is attempt.kept
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without CUDA")
+def test_cudagraph_without_cuda(cli: Cli) -> None:
+    cli("profile", f"{SAMPLES}/linear_relu.py")
+    ran = cli("apply", "--strategy", "cudagraph")
+    assert ran.code == 3
+    (sentence,) = [line for line in ran.err.splitlines() if line.startswith("error: ")]
+    assert "needs a CUDA device" in sentence
+    assert "nothing else stands in its way" in " ".join(ran.out.split())
+
+
+@pytest.mark.skipif(SHARED is None, reason="no traces beside this checkout")
+def test_analyze_a_real_trace(cli: Cli, tmp_path: Path) -> None:
+    ran = cli("analyze", f"{SHARED}/traces/tl_h100_vit_nsfw.json.gz", "--json", "r.json")
+    assert ran.code == 0
+    plain = json.loads((tmp_path / "r.json").read_text())
+    (device,) = plain["timeline"]["devices"]
+    assert device["kernels"] == 154
+    assert device["busy_us"] == pytest.approx(1225.31, abs=0.1)
+    assert plain["environment"]["gpu"] == "NVIDIA H100 80GB HBM3"
+    assert plain["fusion"]["launch_bound"]["break_even_us"] == pytest.approx(1225.31 / 154, abs=0.01)
+    assert plain["fusion"]["launch_bound"]["share"] is None
+    (graph,) = [f for f in plain["findings"] if f["rule"] == "FA301"]
+    assert graph["saving"]["step_us"]["likely"] is None
+    assert "recorded on NVIDIA H100 80GB HBM3" in ran.out.splitlines()[0]
+    assert "154 kernels" in ran.out
