@@ -7,9 +7,11 @@ refused, crashed or diverged, 70 an error in this program (EX_SOFTWARE of sysexi
 import sys
 from collections.abc import Sequence
 from io import TextIOWrapper
+from pathlib import Path
 from typing import Annotated, TextIO, cast
 
 import typer
+import typer.core
 
 from fusionadvisor import __version__
 from fusionadvisor.cli.analyze import analyze
@@ -87,8 +89,17 @@ def _tolerate(*streams: TextIO) -> None:
 
 
 def _command(arguments: list[str]) -> int:
-    command = typer.main.get_command(app)
-    return cast(int, command.main(arguments, prog_name="fusion-advisor", standalone_mode=False) or 0)
+    from fusionadvisor.cli import settings
+
+    command = cast(typer.core.TyperGroup, typer.main.get_command(app))
+    options = {
+        name: {option.removeprefix("--"): p.name or "" for p in one.params for option in p.opts if option[:2] == "--"}
+        for name, one in command.commands.items()
+    }
+    asks = {"--help", "-h", "--version"} & {*arguments}
+    defaults = {} if asks else settings.load(Path.cwd()).defaults(options)
+    code = command.main(arguments, prog_name="fusion-advisor", standalone_mode=False, default_map=defaults)
+    return cast(int, code or 0)
 
 
 def _tell(error: Exception) -> int:

@@ -1,13 +1,16 @@
 """What a project set for this tool: ``[tool.fusion-advisor]`` of the nearest pyproject.toml that has it."""
 
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fusionadvisor.errors import InputError
+from fusionadvisor.errors import InputError, did_you_mean
 
 TABLE = "fusion-advisor"
+ASKED_EACH_TIME = ("trust", "force", "help")
+"""Consent is given where it is needed, never for good."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,30 @@ class Settings:
         found = self.values.get(name, {})
         if not isinstance(found, dict):
             raise InputError(f"{self.file}: [tool.{TABLE}] {name} is no table.", f"Write [tool.{TABLE}.{name}].")
+        return found
+
+    def defaults(self, options: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, Any]]:
+        """Return what is set for each command: ``[tool.fusion-advisor.profile]`` with options by their long names.
+
+        Args:
+            options: Of each command, the parameter behind each long option.
+
+        Raises:
+            InputError: If a table names an option that its command does not have, or one that is never a default.
+        """
+        found: dict[str, dict[str, Any]] = {}
+        for command in options.keys() & self.values.keys():
+            known = {name: parameter for name, parameter in options[command].items() if name not in ASKED_EACH_TIME}
+            for name, value in self.table(command).items():
+                if name in ASKED_EACH_TIME:
+                    raise InputError(
+                        f"{self.file}: {name} cannot be set for good.", f"Type --{name} where you mean it."
+                    )
+                if name not in known:
+                    raise InputError(
+                        f"{self.file}: {command} has no option '{name}'.", did_you_mean(name, tuple(known))
+                    )
+                found.setdefault(command, {})[known[name]] = value
         return found
 
 
