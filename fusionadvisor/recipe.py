@@ -13,8 +13,10 @@ from fusionadvisor import strategies
 from fusionadvisor.errors import InputError, StrategyError
 from fusionadvisor.files import write_atomically
 from fusionadvisor.report.codec import from_dict, to_dict
-from fusionadvisor.report.model import Mode, Speedup, TensorSpec, Verification, Workload
+from fusionadvisor.report.model import Mode, TensorSpec
+from fusionadvisor.strategies import source
 from fusionadvisor.strategies.base import Call, Plan, Site, Subject
+from fusionadvisor.strategies.modules import described
 
 FORMAT = "1"
 FILE = "recipe.json"
@@ -35,6 +37,36 @@ def load_optimized(model, example_inputs=None):
     recipe = Path(__file__).with_name("{file}")
     return fusionadvisor.apply_recipe(model, recipe, example_inputs=example_inputs)
 '''
+
+_LOADERS = {
+    "model.ts": '''
+
+def load_scripted(device=None):
+    """Load the frozen TorchScript archive: weights and code, for torch alone."""
+    import torch
+
+    return torch.jit.load(Path(__file__).with_name("{file}"), map_location=device)
+''',
+    "model.pt2": '''
+
+def load_exported():
+    """Load the exported program: weights and graph, for torch alone and the shapes it was verified with."""
+    import torch
+
+    return torch.export.load(Path(__file__).with_name("{file}")).module()
+''',
+    "weights.pt": '''
+
+def load_with_weights(model):
+    """Return an optimised copy with the saved weights, whatever weights ``model`` has."""
+    import torch
+
+    optimized = load_optimized(model)
+    optimized.load_state_dict(torch.load(Path(__file__).with_name("{file}"), weights_only=True))
+    return optimized
+''',
+}
+"""What the loader offers for each artefact."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +91,10 @@ class Recipe:
         versions: Of fusion-advisor, torch and Python.
         measured: The gain and its interval, and the verdict on the outputs, in words.
         notes: What whoever uses it must know.
+        modules: Class and tensor shapes of each module path; a model that differs is refused.
+        code: A fingerprint of the functions that forward runs; empty where their source could not be read.
+        artefacts: Files beside the recipe, and what each is.
+        keys: Keys of the optimised state dict that differ from the original's: ``changed``, ``added`` or ``removed``.
     """
 
     steps: tuple[Step, ...]
@@ -69,40 +105,58 @@ class Recipe:
     versions: dict[str, str] = field(default_factory=dict)
     measured: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    modules: dict[str, str] = field(default_factory=dict)
+    code: str = ""
+    artefacts: dict[str, str] = field(default_factory=dict)
+    keys: dict[str, str] = field(default_factory=dict)
     format: str = FORMAT
 
 
-def made(
-    workload: Workload, steps: tuple[Step, ...], speedup: Speedup | None, verification: Verification | None
-) -> Recipe:
-    """Write down what was kept for a workload, and what was measured."""
-    measured = {}
-    if speedup is not None:
-        low, high = speedup.ci95
-        measured["speedup"] = f"{speedup.median:.3f}x (95 %: {low:.3f}-{high:.3f})"
-        measured["two equal copies"] = f"{speedup.aa_band[0]:.3f}-{speedup.aa_band[1]:.3f}x"
-    if verification is not None:
-        measured["outputs"] = f"{verification.verdict} on {verification.inputs} inputs"
-    notes = tuple(dict.fromkeys(f"{step.strategy}: {site.detail}" for step in steps for site in step.sites))
-    return Recipe(
-        steps, workload.model or "", workload.inputs, workload.mode, workload.device, dict(versions()), measured, notes
-    )
+def fingerprint(model: nn.Module) -> tuple[dict[str, str], str]:
+    """What a recipe knows its model by: module descriptions, and a digest of the code."""
+    return described(model), source.digest(source.read(model))
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder in which saving would overwrite a file of the user's.
+
+    Raises:
+        InputError: If it is no folder, or holds a ``recipe.json`` that is none, or a loader without a recipe.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is not a folder.", "Name another.")
+    if (folder / FILE).exists():
+        read(folder / FILE)
+    elif (folder / LOADER).exists():
+        raise InputError(f"{folder / LOADER} is there already, without a recipe.", "Name another folder.")
 
 
 def save(folder: Path, recipe: Recipe) -> tuple[str, ...]:
-    """Write ``recipe.json`` and ``load_optimized.py`` into a folder, each whole or not at all; return their paths.
+    """Write ``load_optimized.py``, then ``recipe.json``, each whole or not at all; return their paths.
 
     Raises:
         InputError: If the folder cannot be written.
+    """
+    loader = _LOADER.format(model=recipe.model, steps=", ".join(step.strategy for step in recipe.steps), file=FILE)
+    for name, lines in _LOADERS.items():
+        if name in recipe.artefacts:
+            loader += lines.format(file=name)
+    make_folder(folder)
+    write_atomically(folder / LOADER, loader)
+    write_atomically(folder / FILE, json.dumps(to_dict(recipe), indent=2, ensure_ascii=False) + "\n")
+    return str(folder / FILE), str(folder / LOADER)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder where there is none.
+
+    Raises:
+        InputError: If it cannot be made.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"{folder} cannot be made: {error.strerror}.", "Choose another place.") from None
-    loader = _LOADER.format(model=recipe.model, steps=", ".join(step.strategy for step in recipe.steps), file=FILE)
-    write_atomically(folder / LOADER, loader)
-    write_atomically(folder / FILE, json.dumps(to_dict(recipe), indent=2, ensure_ascii=False) + "\n")
-    return str(folder / FILE), str(folder / LOADER)
 
 
 def read(path: str | Path) -> Recipe:
@@ -144,12 +198,27 @@ def apply_recipe(model: nn.Module, recipe: Recipe | str | Path, *, example_input
     if example_inputs is not None:
         calls = (Call.of(example_inputs),)
         check_inputs(recipe.inputs, calls[0])
-    if recipe.model and type(model).__name__ != recipe.model:
-        raise StrategyError(
-            f"The recipe was made for {recipe.model}, and this is {type(model).__name__}.",
-            "Make a recipe for this model with fusion-advisor apply --save.",
-        )
+    check_model(recipe, model)
     return perform(copy.deepcopy(model), recipe.steps, calls, mode=recipe.mode, device=recipe.device)
+
+
+def check_model(recipe: Recipe, model: nn.Module) -> None:
+    """Compare a model with the one a recipe was made for; weights may differ, nothing else.
+
+    Raises:
+        StrategyError: If it differs; names the first module that does.
+    """
+    again = "Make a recipe for this model with fusion-advisor apply --save."
+    if recipe.model and type(model).__name__ != recipe.model:
+        raise StrategyError(f"The recipe was made for {recipe.model}, and this is {type(model).__name__}.", again)
+    modules, code = fingerprint(model)
+    for path in dict.fromkeys((*recipe.modules, *modules)) if recipe.modules else ():
+        made, here = recipe.modules.get(path, "not there"), modules.get(path, "not there")
+        if made != here:
+            raise StrategyError(f"{path or 'The model'} is {here}; when the recipe was made it was {made}.", again)
+    if recipe.code and code != recipe.code:
+        reason = "cannot be read here" if not code else "is not what it was when the recipe was made"
+        raise StrategyError(f"The source of {type(model).__name__} {reason}.", again)
 
 
 def perform(

@@ -70,6 +70,8 @@ def attempt(
     Raises:
         InputError: If a strategy or parameter is not known, or the workload cannot be built.
     """
+    if save is not None:
+        recipe.check_folder(save)
     chosen = [strategies.get(name, (parameters or {}).get(name)) for name in wanted]
     ordered = sorted(chosen, key=lambda strategy: strategy.order)
     warnings: list[Warning] = []
@@ -127,15 +129,15 @@ def attempt(
 def _save(
     workload: Workload, steps: list[Step], last: Done, folder: Path, do: Callable[[Job], Ended]
 ) -> tuple[tuple[str, ...], list[Warning]]:
-    """Write the recipe and have another process load it and verify what comes of it; without that it is not kept."""
-    files = recipe.save(folder, recipe.made(workload, tuple(steps), last.speedup, last.verification))
-    ended = do(Job(workload, recipe=str(folder / recipe.FILE)))
-    verification = ended.done.verification
-    if verification is not None and verification.verdict == "agrees":
-        return files, []
-    for name in files:
+    """Have one process write the recipe and its artefacts, and another load and verify them; else they do not stay."""
+    written = do(Job(workload, tuple(steps), save=str(folder), speedup=last.speedup, verification=last.verification))
+    loaded = do(Job(workload, recipe=str(folder / recipe.FILE))) if written.done.files else written
+    verification = loaded.done.verification
+    if verification is not None and verification.verdict != "diverges":
+        return written.done.files, []
+    for name in written.done.files:
         Path(name).unlink(missing_ok=True)
-    reason = ended.reason or ended.done.failure or (verification.reason if verification else "")
+    reason = loaded.reason or loaded.done.failure or (verification.reason if verification else "")
     return (), [Warning("W-recipe", f"The recipe did not hold in a fresh process and was not kept: {reason}")]
 
 

@@ -6,13 +6,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import nn
 
 from fusionadvisor import recipe, strategies, units
 from fusionadvisor.errors import InputError, StrategyError
-from fusionadvisor.evaluate import bench, kernels
+from fusionadvisor.evaluate import bench, kernels, saving
 from fusionadvisor.evaluate.verify import verify
 from fusionadvisor.flow.record import record
 from fusionadvisor.recipe import Step
@@ -35,14 +36,20 @@ class Job:
         kept: Steps of the baseline.
         step: The strategy to try, its sites still open.
         budget_s: Time for measuring.
-        recipe: Instead of all that, a recipe file to load and verify.
+        save: Instead of all that, a folder to write recipe and artefacts of the kept steps into.
+        recipe: Or a recipe file to load and verify, with its artefacts.
+        speedup: What a recipe to be written says was measured.
+        verification: What it says was verified.
     """
 
     workload: Workload
     kept: tuple[Step, ...] = ()
     step: Step | None = None
     budget_s: float = 20.0
+    save: str | None = None
     recipe: str | None = None
+    speedup: Speedup | None = None
+    verification: Verification | None = None
 
 
 @dataclass(frozen=True)
@@ -58,6 +65,7 @@ class Done:
     failure: str = ""
     """Why there is no more than this, in a sentence; ``refused`` where a strategy itself said no."""
     refused: bool = False
+    files: tuple[str, ...] = ()
 
 
 def perform(job: Job, program: Program, tell: Tell) -> Done:
@@ -89,8 +97,17 @@ def _perform(job: Job, program: Program, tell: Tell) -> Done:
     with _state_kept():
         if job.recipe is not None:
             tell("loading and verifying")
-            candidate = recipe.apply_recipe(program.model, job.recipe, example_inputs=program.call())
-            return Done(verification=_verify(program, candidate))
+            run, calls = _runner(program), tuple(_calls(program, VERIFY_SEEDS))
+            return Done(verification=saving.load(Path(job.recipe), program.model, calls, run, program.workload.device))
+        if job.save is not None:
+            tell("saving")
+            candidate, call = _with_steps(program, job.kept), program.call()
+            return Done(
+                files=saving.write(
+                    Path(job.save), program.workload, job.kept, program.model, candidate, call,
+                    job.speedup, job.verification,
+                )
+            )  # fmt: skip
         if job.step is not None:
             return _Trial(program, job.kept, job.step, job.budget_s, tell).run()
         return _whole(program, job, tell)
@@ -242,9 +259,27 @@ def _calls(program: Program, seeds: tuple[int, ...]) -> Iterator[Call]:
 
 def _verify(program: Program, candidate: nn.Module) -> Verification:
     calls = tuple(_calls(program, VERIFY_SEEDS))
-    return verify(
-        program.model, candidate, calls, lambda model, call: program.step(call, model), device=program.workload.device
-    )
+    original = program.model if program.training is None else copied(program.model)
+    return verify(original, candidate, calls, _runner(program), device=program.workload.device)
+
+
+def _runner(program: Program) -> Callable[[nn.Module, Call], object]:
+    """What verification compares: outputs, and in training all that a step changes, step after step."""
+
+    def infer(model: nn.Module, call: Call) -> object:
+        return program.step(call, model)
+
+    def train(model: nn.Module, call: Call) -> object:
+        output = program.step(call, model)
+        parameters = dict(model.named_parameters())
+        return {
+            "output": output,
+            "gradients": {n: p.grad.clone() for n, p in parameters.items() if p.grad is not None},
+            "parameters": {n: p.detach().clone() for n, p in parameters.items()},
+            "buffers": {n: b.clone() for n, b in model.named_buffers()},
+        }
+
+    return infer if program.training is None else train
 
 
 def _compare(program: Program, base: nn.Module, candidate: nn.Module, budget_s: float) -> bench.Comparison:

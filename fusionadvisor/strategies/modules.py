@@ -120,6 +120,16 @@ class Sharing:
         return ""
 
 
+def described(model: nn.Module) -> dict[str, str]:
+    """Each module path with its class and the shapes and dtypes of its own tensors."""
+    found = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        own = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+        shapes = [f"{name} {str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for name, t in own]
+        found[path] = ", ".join((type(module).__name__, *shapes))
+    return found
+
+
 def replace(model: nn.Module, path: str, module: nn.Module) -> None:
     """Put ``module`` in the place of the one at ``path``."""
     parent, _, name = path.rpartition(".")

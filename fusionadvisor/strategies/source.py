@@ -6,6 +6,8 @@ straight into a call of B. Code that cannot be read, or that is cleverer than th
 """
 
 import ast
+import copy
+import hashlib
 import inspect
 import sys
 import textwrap
@@ -105,6 +107,22 @@ def read(model: nn.Module) -> Code:
             elif isinstance(inner, ast.Name) and isinstance(called := function.__globals__.get(inner.id), FunctionType):
                 todo.append((called, None))
     return Code(tuple(found.values()), tuple(dict.fromkeys(unreadable)))
+
+
+def digest(code: Code) -> str:
+    """A fingerprint of what the functions do, whatever their comments, layout and place; empty where one is unread."""
+    if code.unreadable:
+        return ""
+    texts = sorted(f"{function.name}\n{ast.unparse(_undocumented(function.node))}" for function in code.functions)
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
+
+
+def _undocumented(node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.AST:
+    if ast.get_docstring(node) is None:
+        return node
+    bare = copy.copy(node)
+    bare.body = node.body[1:]
+    return bare
 
 
 def always_follows(code: Code, model: nn.Module, first: str, second: str) -> str:

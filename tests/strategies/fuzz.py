@@ -227,7 +227,7 @@ def plant(model: nn.Module, draw: random.Random) -> None:
         nn.utils.parametrizations.weight_norm(draw.choice(convs))
     if convs and draw.random() < 0.05:
         other = draw.choice(convs)
-        other.forward = other.weight.mean().mul  # type: ignore[method-assign]
+        other.forward = other.weight.mean().mul  # type: ignore[method-assign, assignment]
     if convs and draw.random() < 0.05:
         model.register_module("alias", draw.choice(convs))
 
