@@ -67,11 +67,14 @@ class Workload:
 
     ``target`` is what the user typed with its path made absolute, ``entry`` the name found in it, ``model`` the class
     of the module, ``entry_kind`` what ``entry`` is. ``assumed`` says in words what was not given and had to be chosen.
+    For a checkpoint, ``model_from`` names the file and class its weights belong to, built with ``model_args``.
+    ``batch`` is the batch size asked for, ``amp`` the dtype of automatic mixed precision, ``accumulate`` the number of
+    batches a training step takes its gradients from.
     """
 
     target: str
     entry: str | None = None
-    entry_kind: Literal["factory", "module", "class", "live"] = "factory"
+    entry_kind: Literal["factory", "module", "class", "live", "checkpoint", "archive", "pretrained"] = "factory"
     model: str | None = None
     inputs: tuple[TensorSpec, ...] = ()
     inputs_from: str = ""
@@ -80,6 +83,11 @@ class Workload:
     seed: int = 0
     trust: bool = False
     assumed: tuple[str, ...] = ()
+    model_from: str | None = None
+    model_args: tuple[str, ...] = ()
+    batch: int | None = None
+    amp: str | None = None
+    accumulate: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,35 +1,189 @@
-"""Files that are not Python: what they are, by their content, and what to do with them."""
+"""Read checkpoints, safely: nothing that a file could run is run unless it is trusted."""
 
 import json
+import pickle
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fusionadvisor.errors import EnvironmentUnfitError, InputError
+from fusionadvisor.workload.pickles import unsafe_names
+from fusionadvisor.workload.sniff import Kind, sniff
+from fusionadvisor.workload.usercode import first_line, shown, user_code
+from fusionadvisor.workload.weights import mappings, some
+
+_SHOWN = 6
 
 
-def describe(path: Path) -> tuple[str, str]:
-    """What a file that is no Python file is, and what to do with it, as the two sentences of an error."""
-    with path.open("rb") as stream:
-        head = stream.read(4096)
-    if head.startswith(b"version https://git-lfs"):
-        return f"{path} is a Git LFS pointer ({path.stat().st_size} bytes), not a file with content.", (
-            "Run `git lfs pull` and try again."
-        )
-    text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
-    if text[:15].lower().startswith((b"<!doctype html", b"<html")):
-        return f"{path} is an HTML page, not a model.", "Download the file itself, not the page that shows it."
-    if head.startswith(b"\x1f\x8b") or text.startswith((b"{", b"[")):
-        return f"{path} looks like a recorded trace, not a model.", f"Read it with: fusion-advisor analyze {path}"
-    if head.startswith((b"PK\x03\x04", b"\x80")) or _is_safetensors(head):
-        return f"{path} holds weights, not a model.", "Give the .py file that builds the model and loads them."
-    return f"{path} is not a Python file.", "Give the .py file that builds the model."
+@dataclass(frozen=True)
+class Contents:
+    """What a checkpoint holds: weights (a nest of mappings), or a model that runs by itself, with its inputs if any."""
+
+    kind: Kind
+    weights: Any = None
+    model: nn.Module | None = None
+    inputs: Any = None
+
+    def describe(self) -> str:
+        """How many weights of which names, for a message."""
+        found = [tensors for _, tensors in mappings(self.weights)]
+        if not found:
+            return "no tensors"
+        tensors = max(found, key=len)
+        shown = ", ".join(f"{name} [{','.join(map(str, t.shape))}]" for name, t in list(tensors.items())[:2])
+        return f"{len(tensors)} weights ({shown}{', …' if len(tensors) > 2 else ''})"
 
 
-def _is_safetensors(head: bytes) -> bool:
-    """Eight bytes of header length, then JSON."""
-    if len(head) < 10 or head[8:9] != b"{":
-        return False
-    length = int.from_bytes(head[:8], "little")
-    if length > len(head) - 8:
-        return True
+def read(path: Path, *, trust: bool = False) -> Contents:
+    """Read a checkpoint of any kind this program knows.
+
+    Args:
+        path: A file, or a folder with shards.
+        trust: Run what a pickle or archive asks for. Without it a file that asks for anything is refused.
+
+    Raises:
+        InputError: It is damaged, of another kind, or would run code that is not trusted; lists what it would run.
+        EnvironmentUnfitError: A package that reads it is not installed.
+    """
+    kind = sniff(path)
+    if kind == "folder":
+        return Contents(kind, weights=read_shards(path, trust=trust))
+    if kind == "safetensors":
+        return Contents(kind, weights=_read_safetensors(path))
+    if kind == "torchscript":
+        with user_code(
+            f"{shown(path)} cannot be loaded as a TorchScript archive", "Save it again with this torch version."
+        ):
+            return Contents(kind, model=torch.jit.load(str(path), map_location="cpu"))  # type: ignore[no-untyped-call]
+    if kind == "exported":
+        return _read_exported(path, trust)
+    return _read_pickle(path, kind, trust)
+
+
+def _read_pickle(path: Path, kind: Kind, trust: bool) -> Contents:
     try:
-        return isinstance(json.loads(head[8 : 8 + length]), dict)
-    except ValueError:
-        return False
+        with user_code(f"{shown(path)} is damaged", "Copy or download it again."):
+            loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except InputError as refusal:
+        if not isinstance(refusal.__cause__, pickle.UnpicklingError):
+            raise
+        if not trust:
+            raise _untrusted(path) from refusal
+        with user_code(f"{shown(path)} cannot be unpickled", "Run from the folder where its classes can be imported."):
+            loaded = torch.load(path, map_location="cpu", weights_only=False)
+    if isinstance(loaded, nn.Module):
+        return Contents(kind, model=loaded)
+    return Contents(kind, weights=loaded)
+
+
+def _untrusted(path: Path) -> InputError:
+    names = unsafe_names(path)
+    if not names:
+        return InputError(f"{shown(path)} is damaged or no torch checkpoint.", "Copy or download it again.")
+    return InputError(
+        f"{shown(path)} holds more than tensors; loading it would run {some(names, _SHOWN)}.",
+        "If you trust where it comes from, add --trust; else ask for a state_dict or safetensors.",
+    )
+
+
+def _read_safetensors(path: Path) -> dict[str, torch.Tensor]:
+    try:
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+    except ImportError as error:
+        raise EnvironmentUnfitError(
+            f"{shown(path)} needs the package safetensors.", "pip install safetensors"
+        ) from error
+    try:
+        return dict(load_file(path))
+    except SafetensorError as error:
+        raise InputError(
+            f"{shown(path)} is cut off or damaged: {first_line(str(error))}.", "Download it again."
+        ) from error
+
+
+def _read_exported(path: Path, trust: bool) -> Contents:
+    if not trust and (names := unsafe_names(path)):
+        raise InputError(
+            f"{shown(path)} is an exported program with Python objects; loading it would run {some(names, _SHOWN)}.",
+            "If you trust where it comes from, add --trust.",
+        )
+    with user_code(
+        f"{shown(path)} cannot be loaded as an exported program", "Export it again with this torch version."
+    ):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.export.load(path)
+        return Contents("exported", model=program.module(), inputs=program.example_inputs)
+
+
+def has_weights(folder: Path) -> bool:
+    """Whether a folder holds weights or an index of them."""
+    return any(next(folder.glob(pattern), None) for pattern in ("*.safetensors", "*.bin", "*.index.json"))
+
+
+def read_shards(folder: Path, *, trust: bool = False) -> dict[str, torch.Tensor]:
+    """All weights of a folder: one file, or the shards its index names.
+
+    Raises:
+        InputError: The index lists a shard that is not there, a shard lacks a weight, or there are no weights.
+    """
+    for pattern in ("*.safetensors.index.json", "*.bin.index.json", "*.index.json"):
+        if index := next(iter(sorted(folder.glob(pattern))), None):
+            return _read_index(index, trust)
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        if (folder / name).exists():
+            return dict(read(folder / name, trust=trust).weights)
+    files = sorted(folder.glob("*.safetensors"))
+    if len(files) == 1:
+        return _read_safetensors(files[0])
+    raise InputError(f"{shown(folder)} holds no weights.", "Look for model.safetensors or pytorch_model.bin.")
+
+
+def _read_index(index: Path, trust: bool) -> dict[str, torch.Tensor]:
+    try:
+        places: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+    except (ValueError, KeyError) as error:
+        raise InputError(f"{shown(index)} is no index of shards.", "Download it again.") from error
+    shards = sorted(set(places.values()))
+    gone = [shard for shard in shards if not (index.parent / shard).is_file()]
+    if gone:
+        more = f" and {len(gone) - 1} more" if len(gone) > 1 else ""
+        raise InputError(
+            f"{shown(index)} lists {gone[0]}{more}, which {'is' if len(gone) == 1 else 'are'} not there "
+            f"({len(gone)} of {len(shards)} shards missing).",
+            "Download the missing shards.",
+        )
+    weights: dict[str, torch.Tensor] = {}
+    for shard in shards:
+        held = read(index.parent / shard, trust=trust).weights
+        absent = [name for name, place in places.items() if place == shard and name not in held]
+        if absent:
+            raise InputError(f"{shard} does not hold {absent[0]}, which its index promises.", "Download it again.")
+        weights.update(held)
+    return weights
+
+
+def parse_arguments(texts: Sequence[str]) -> dict[str, Any]:
+    """Read ``--model-arg`` texts, ``name=value``: a Python literal where it reads as one, else text.
+
+    Raises:
+        InputError: One has no name.
+    """
+    import ast
+
+    arguments: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip().isidentifier():
+            raise InputError(f"--model-arg '{text}' cannot be read.", "Write it as NAME=VALUE, e.g. num_classes=10.")
+        try:
+            arguments[name.strip()] = ast.literal_eval(value.strip())
+        except (ValueError, SyntaxError):
+            arguments[name.strip()] = value.strip()
+    return arguments

@@ -5,7 +5,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -92,6 +92,8 @@ def parameter_names(function: Callable[..., Any]) -> tuple[str, ...]:
 
 def forward_names(model: nn.Module) -> tuple[str, ...]:
     """Names of the parameters of a model's forward."""
+    if isinstance(model, torch.jit.ScriptModule):
+        return tuple(argument.name for argument in model.forward.schema.arguments[1:])  # type: ignore[attr-defined]
     return parameter_names(model.forward)
 
 
@@ -163,9 +165,18 @@ def _parse_spec(text: str) -> TensorSpec:
     )  # fmt: skip
 
 
+AMP_DTYPES = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp16": "float16", "float16": "float16"}
+
 DTYPES = (
     "float32", "float16", "bfloat16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool", "complex64",
 )  # fmt: skip
+
+
+class Source(Protocol):
+    """Where inputs come from."""
+
+    def draw(self, seed: int, names: Sequence[str]) -> Call:
+        """The inputs for a seed; the same for the same seed."""
 
 
 class Given:

@@ -1,10 +1,11 @@
 """A workload that can run: the model on its device, its inputs, and one step of it."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,26 +13,13 @@ from torch import nn
 from fusionadvisor.errors import EnvironmentUnfitError, InputError
 from fusionadvisor.flow.frames import built_alike, construction_watched
 from fusionadvisor.report.model import Mode, TensorSpec, Workload
-from fusionadvisor.workload.inputs import (
-    Call,
-    Declared,
-    Given,
-    batch_size,
-    forward_names,
-    spec_of,
-    stack_to,
-    tensors_in,
-)
-from fusionadvisor.workload.target import Entry, Target, find_entry, load, make_model
+from fusionadvisor.workload.checkpoint import parse_arguments
+from fusionadvisor.workload.inputs import Call, Given, Source, batch_size, forward_names, spec_of, stack_to, tensors_in
+from fusionadvisor.workload.saved import open_saved
+from fusionadvisor.workload.source import find_source
+from fusionadvisor.workload.target import find_entry, load, make_model, saved_path
 from fusionadvisor.workload.training import Training, find_training
-from fusionadvisor.workload.usercode import failing_module, first_line, user_code
-
-
-class Source(Protocol):
-    """Where inputs come from."""
-
-    def draw(self, seed: int, names: tuple[str, ...]) -> Call:
-        """The inputs for a seed; the same for the same seed."""
+from fusionadvisor.workload.usercode import failing_module, first_line, set_mode, user_code
 
 
 @dataclass(eq=False)
@@ -60,6 +48,7 @@ class Program:
             InputError: ``batch`` is given and no input has a dimension to vary.
         """
         drawn = self.source.draw(seed, self._names)
+        batch = batch or self.workload.batch
         if batch is not None:
             own = batch_size(drawn)
             if not own:
@@ -88,9 +77,14 @@ class Program:
 
     def _run(self, model: nn.Module, call: Call) -> Any:
         if self.training is not None:
-            return self.training.step(model, call)
-        with torch.no_grad():
+            return self.training.step(model, call, self._autocast)
+        with torch.no_grad(), self._autocast():
             return model(*call.args, **call.kwargs)
+
+    def _autocast(self) -> AbstractContextManager[None]:
+        amp = self.workload.amp
+        kind = torch.device(self.workload.device).type
+        return torch.autocast(kind, getattr(torch, amp)) if amp else nullcontext()
 
     def specs(self, call: Call) -> tuple[TensorSpec, ...]:
         """The tensors of a call, described."""
@@ -128,32 +122,23 @@ def build(workload: Workload) -> Program:
         return ready
     if workload.entry_kind == "live":
         raise InputError("A live model cannot be built again.", "Pass a function that builds it.")
-    with torch.random.fork_rng(devices=[]), construction_watched():
-        torch.manual_seed(workload.seed)
-        target = load(workload.target, workload.entry)
-        return _assemble(workload, target, find_entry(target))
+    return _open(workload)[0]
 
 
-def settle(asked: Workload, target: Target, entry: Entry) -> Workload:
+def settle(asked: Workload, assumed: Sequence[str] = ()) -> Workload:
     """Build what was asked for, run it once, and return the workload with everything found out filled in.
 
     The program built is kept for the next :func:`build` of this workload.
     """
-    program = _assemble(asked, target, entry)
+    program, said = _open(asked)
     call = program.call()
     program.step(call)
-    mode = "forward, backward and optimizer, in train()" if program.training else "eval() under no_grad"
-    workload = replace(
-        asked,
-        model=type(program.model).__name__,
-        inputs=program.specs(call),
-        assumed=(
-            *asked.assumed,
-            *_inputs_assumed(asked),
-            mode,
-            *(program.training.assumed if program.training else ()),
-        ),
-    )
+    exported = program.workload.entry_kind == "archive" and isinstance(program.model, torch.fx.GraphModule)
+    mode = "as exported, under no_grad" if exported else "eval() under no_grad"
+    if program.training:
+        mode = "forward, backward and optimizer, in train()"
+    training = program.training.assumed if program.training else ()
+    workload = replace(program.workload, inputs=program.specs(call), assumed=(*said, *assumed, mode, *training))
     if program.training is None:  # a training step has changed the weights
         _ready.clear()
         _ready[workload] = replace(program, workload=workload)
@@ -163,52 +148,50 @@ def settle(asked: Workload, target: Target, entry: Entry) -> Workload:
 _ready: dict[Workload, Program] = {}
 
 
-def _inputs_assumed(asked: Workload) -> tuple[str, ...]:
-    return () if asked.inputs_from in ("", "--input") else (f"inputs from {asked.inputs_from}",)
+def _open(workload: Workload) -> tuple[Program, list[str]]:
+    """Load the target, find model and inputs; also what had to be assumed."""
+    with torch.random.fork_rng(devices=[]), construction_watched():
+        torch.manual_seed(workload.seed)
+        if saved := saved_path(workload.target):
+            target, entry = open_saved(
+                saved, _saved_entry(workload), workload.model_from, workload.model_args, trust=workload.trust
+            )
+            model = make_model(target, entry)
+        else:
+            _refuse_model_from(workload)
+            target = load(workload.target, workload.entry)
+            entry = find_entry(target)
+            model = make_model(target, entry, parse_arguments(workload.model_args))
+        if entry.kind == "module" and workload.mode == "inference":
+            model = _copied(model, f"{target.label}:{entry.name}")
+        training = find_training(target.module, model, workload.accumulate) if workload.mode == "training" else None
+        source, given_by, said = find_source(workload, target, model)
+    settled = replace(
+        workload, target=target.text, entry=entry.name, entry_kind=entry.kind, model=type(model).__name__,
+        inputs_from=given_by,
+    )  # fmt: skip
+    return _ready_to_run(settled, model, source, training), [*target.assumed, *said]
 
 
-def _assemble(workload: Workload, target: Target, entry: Entry) -> Program:
-    model = make_model(target, entry)
-    if entry.kind == "module" and workload.mode == "inference":
-        # the file keeps its own: programs must not share what a strategy may change
-        with user_code(f"{target.label}:{entry.name} cannot be copied", "Define build_model() that builds it."):
-            own, model = model, copy.deepcopy(model)
-        built_alike(model, own)
-    training = find_training(target.module, model) if workload.mode == "training" else None
-    return _ready_to_run(workload, model, _source(workload, target, model), training)
+def _saved_entry(workload: Workload) -> str | None:
+    """The entry to look for in a checkpoint; that of an archive is the class of its model, found and not asked for."""
+    return None if workload.entry_kind == "archive" else workload.entry
 
 
-def _source(workload: Workload, target: Target, model: nn.Module) -> Source:
-    if workload.inputs_from == "--input":
-        return Declared(_complete(workload.inputs, model), workload.seed)
-    if workload.inputs_from:
-        label = f"{target.label}:{workload.inputs_from}"
-        return Given(getattr(target.module, workload.inputs_from), label, workload.seed)
-    example = getattr(model, "example_input_array", None)
-    if example is not None:
-        return Given(example, "example_input_array", workload.seed)
-    if type(model).forward is nn.Module.forward:
-        raise InputError(f"{type(model).__name__} has no forward().", f"Name the whole model: {target.label}:NAME.")
-    takes = forward_names(model)
-    if not takes:
-        return Given((), "forward", workload.seed)
-    raise InputError(
-        f"{target.label} gives no inputs for {type(model).__name__} (its forward takes {', '.join(takes)}).",
-        f'Define example_inputs() in it, or pass --input "{takes[0]}=float32[8,3,224,224]".',
-    )
+def _refuse_model_from(workload: Workload) -> None:
+    if workload.model_from:
+        raise InputError(
+            f"--model is for checkpoints, and {workload.target} is none.",
+            f"Name the model with --entry, or give the checkpoint as the target and --model {workload.target}.",
+        )
 
 
-def _complete(specs: tuple[TensorSpec, ...], model: nn.Module) -> tuple[TensorSpec, ...]:
-    """Names by position, and a range for integers that have none: the smallest embedding they could index."""
-    names = forward_names(model)
-    rows = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)]
-    highest = float(min(rows) - 1) if rows else 1.0
-    completed = []
-    for position, spec in enumerate(specs):
-        name = spec.name or (names[position] if position < len(names) else f"input{position}")
-        ranged = spec.high is not None or "int" not in spec.dtype
-        completed.append(replace(spec, name=name) if ranged else replace(spec, name=name, low=0.0, high=highest))
-    return tuple(completed)
+def _copied(model: nn.Module, label: str) -> nn.Module:
+    """A copy of a model that a file holds in a variable: programs must not share what a strategy may change."""
+    with user_code(f"{label} cannot be copied", "Define build_model() that builds it."):
+        own = copy.deepcopy(model)
+    built_alike(own, model)
+    return own
 
 
 def live(
@@ -245,7 +228,8 @@ def live(
 def _ready_to_run(workload: Workload, model: nn.Module, source: Source, training: Training | None) -> Program:
     with user_code(f"{type(model).__name__} cannot be moved to {workload.device}"):
         model = model.to(workload.device)
-    model.train(workload.mode == "training")
+    if not set_mode(model, training=training is not None) and training is not None:
+        raise InputError("An exported program cannot be trained.", "Give the model it was exported from.")
     return Program(workload, model, source, training)
 
 

@@ -1,14 +1,17 @@
 """From what was typed to a workload, with everything that had to be assumed said."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
-from fusionadvisor.flow.frames import construction_watched
+from fusionadvisor.errors import InputError
 from fusionadvisor.report.model import Mode, Workload
 from fusionadvisor.workload import program
-from fusionadvisor.workload.inputs import parse_specs
-from fusionadvisor.workload.target import find_entry, find_inputs, load
+from fusionadvisor.workload.inputs import AMP_DTYPES, parse_specs
+from fusionadvisor.workload.target import absolute, saved_path
+
+_FILES = (".pt", ".pth", ".npz", ".safetensors")
 
 
 def resolve(
@@ -20,17 +23,28 @@ def resolve(
     device: str | None = None,
     seed: int = 0,
     trust: bool = False,
+    model: str | None = None,
+    model_args: Sequence[str] = (),
+    batch: int | None = None,
+    amp: str | None = None,
+    accumulate: int = 1,
 ) -> Workload:
     """Find the model and its inputs, and check that they fit by running once.
 
     Args:
-        target: ``file.py``, ``file.py:name``, ``package.module`` or ``package.module:name``.
+        target: ``file.py``, ``file.py:name``, ``package.module`` or ``package.module:name``; a checkpoint file or
+            folder.
         entry: The name in it, as after the colon.
-        inputs: Specifications such as ``x=float32[8,3,224,224]``, the name optional.
+        inputs: Specifications such as ``x=float32[8,3,224,224]``, the name optional; or one file of tensors.
         train: Run training steps: forward, backward and optimizer.
         device: ``cuda`` or ``cpu``; None takes CUDA where there is one.
         seed: For weights and inputs.
         trust: Load checkpoints that run code.
+        model: For a checkpoint that holds weights alone, the model they belong to, as a target.
+        model_args: ``name=value`` texts to build the model with.
+        batch: Batch size to run at instead of the inputs' own.
+        amp: Run under autocast to ``bf16`` or ``fp16``.
+        accumulate: Batches a training step takes its gradients from.
 
     Raises:
         InputError: In one sentence what is wrong with the target, the model or the inputs.
@@ -38,24 +52,48 @@ def resolve(
     """
     assumed: list[str] = []
     mode: Mode = "training" if train else "inference"
-    where = program.check_device(device) if device else _default_device(assumed)
-    with torch.random.fork_rng(devices=[]), construction_watched():
-        torch.manual_seed(seed)
-        loaded = load(target, entry)
-        found = find_entry(loaded)
-        asked = Workload(
-            target=loaded.text,
-            entry=found.name,
-            entry_kind=found.kind,
-            inputs=parse_specs(inputs),
-            inputs_from="--input" if inputs else find_inputs(loaded.module, train) or "",
-            mode=mode,
-            device=where,
-            seed=seed,
-            trust=trust,
-            assumed=(*loaded.assumed, *assumed),
-        )
-        return program.settle(asked, loaded, found)
+    file = _input_file(inputs)
+    asked = Workload(
+        target=str(saved_path(target) or target),
+        entry=entry,
+        inputs=() if file else parse_specs(inputs),
+        inputs_from=f"--input {file}" if file else "--input" if inputs else "",
+        mode=mode,
+        device=program.check_device(device) if device else _default_device(assumed),
+        seed=seed,
+        trust=trust,
+        model_from=absolute(model) if model else None,
+        model_args=tuple(model_args),
+        batch=batch,
+        amp=_amp(amp),
+        accumulate=accumulate,
+    )
+    return program.settle(asked, assumed)
+
+
+def _input_file(inputs: Sequence[str]) -> Path | None:
+    """The file of tensors that was given instead of specifications.
+
+    Raises:
+        InputError: It does not exist, or there is something beside it.
+    """
+    files = [text for text in inputs if text.endswith(_FILES)]
+    if not files:
+        return None
+    if len(inputs) > 1:
+        raise InputError(f"--input {files[0]} is a file and stands for all inputs.", "Give it alone.")
+    path = Path(files[0]).expanduser()
+    if not path.is_file():
+        raise InputError(f"--input {path} does not exist.", "Check the path.")
+    return path.resolve()
+
+
+def _amp(amp: str | None) -> str | None:
+    if amp is None:
+        return None
+    if amp not in AMP_DTYPES:
+        raise InputError(f"--amp {amp} is no dtype for autocast.", "Use bf16 or fp16.")
+    return AMP_DTYPES[amp]
 
 
 def _default_device(assumed: list[str]) -> str:

@@ -1,6 +1,7 @@
 """What was typed, taken apart: which file, which model in it, which inputs."""
 
 import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -9,6 +10,8 @@ from typing import Any, Literal
 from torch import nn
 
 from fusionadvisor.errors import InputError, did_you_mean
+from fusionadvisor.workload.inputs import parameter_names
+from fusionadvisor.workload.sniff import sniff
 from fusionadvisor.workload.usercode import load_file, load_module, user_code
 
 FACTORIES = ("build_model", "get_model", "create_model", "make_model")
@@ -19,12 +22,15 @@ INPUTS = (
 )  # fmt: skip
 BATCHES = ("get_batch", "example_batch", "sample_batch", "batch")
 
-Kind = Literal["factory", "module", "class"]
+Kind = Literal["factory", "module", "class", "checkpoint", "archive", "pretrained"]
 
 
 @dataclass(frozen=True)
 class Entry:
-    """The model found in a file: the name it has there and how to get it."""
+    """The model found in a file: the name it has there and how to get it.
+
+    A factory or class is called to get it; of every other kind ``value`` is the model.
+    """
 
     name: str
     kind: Kind
@@ -42,6 +48,8 @@ class Target:
     module: ModuleType
     entry: str | None = None
     assumed: list[str] = field(default_factory=list)
+    inputs: Any = None
+    """Inputs that come with the model: a Call or a function that draws one."""
 
 
 # -- the file ---------------------------------------------------------------------------------------------------
@@ -64,6 +72,13 @@ def load(target: str, entry: str | None = None) -> Target:
     raise InputError(f"{place} does not exist.", _nearby(path))
 
 
+def absolute(target: str) -> str:
+    """A target with the path in it made absolute, if it is one."""
+    place, name = _split(target)
+    path = Path(place).expanduser()
+    return f"{path.resolve()}{':' + name if name else ''}" if path.exists() else target
+
+
 def _split(target: str) -> tuple[str, str | None]:
     place, colon, name = target.rpartition(":")
     if colon and place and all(part.isidentifier() for part in name.split(".")):
@@ -74,16 +89,19 @@ def _split(target: str) -> tuple[str, str | None]:
 def _check_file(path: Path) -> None:
     if not path.exists():
         raise InputError(f"{path} does not exist.", _nearby(path))
-    if path.is_dir():
-        files = sorted(child.name for child in path.glob("*.py"))
-        some = f"one of its files: {', '.join(files[:5])}" if files else "the .py file that builds the model"
-        raise InputError(f"{path} is a directory.", f"Give {some}.")
-    if path.stat().st_size == 0:
-        raise InputError(f"{path} is empty.", "Give the .py file that builds the model.")
-    if path.suffix != ".py":
-        from fusionadvisor.workload.checkpoint import describe
+    if path.suffix == ".py" and path.is_file():
+        if path.stat().st_size == 0:
+            raise InputError(f"{path} is empty.", "Give the .py file that builds the model.")
+        return
+    kind = sniff(path)  # refuses in words what is no checkpoint either
+    raise InputError(f"{path} is a checkpoint ({kind}), not a Python file.", "Give the file that builds the model.")
 
-        raise InputError(*describe(path))
+
+def saved_path(target: str) -> Path | None:
+    """The path of a target that is no Python file or module but exists: a checkpoint, or something to refuse."""
+    path = Path(target).expanduser()
+    is_python = path.suffix == ".py" and path.is_file()
+    return path.resolve() if path.exists() and not is_python else None
 
 
 def _nearby(path: Path) -> str:
@@ -170,22 +188,28 @@ def _could_be(value: Any, module: ModuleType) -> bool:
     return isinstance(value, nn.Module) or (callable(value) and getattr(value, "__module__", "") == module.__name__)
 
 
-def make_model(target: Target, entry: Entry) -> nn.Module:
-    """Build the model an entry stands for.
+def make_model(target: Target, entry: Entry, arguments: Mapping[str, Any] | None = None) -> nn.Module:
+    """Build the model an entry stands for, with keyword arguments where they are given.
 
     Raises:
-        InputError: It needs arguments, raises, or does not return a module.
+        InputError: It needs other arguments, raises, or does not return a module.
     """
     label = f"{target.label}:{entry.name}"
-    if entry.kind == "module":
+    given = dict(arguments or {})
+    if entry.kind not in ("factory", "class"):
+        if given:
+            raise InputError(f"{label} is a model already and takes no --model-arg.", "Name its class or a function.")
         return entry.value  # type: ignore[no-any-return]
-    if needed := required_arguments(entry.value):
+    taken = parameter_names(entry.value)
+    if unknown := [name for name in given if not takes_any(entry.value) and name not in taken]:
+        raise InputError(f"{label} takes no argument '{unknown[0]}'.", did_you_mean(unknown[0], taken))
+    if needed := [name for name in required_arguments(entry.value) if name not in given]:
         raise InputError(
             f"{label} needs arguments to be built: {', '.join(needed)}.",
-            "Give them defaults, or define build_model() that returns the model ready made.",
+            f"Define build_model() that returns the model ready made, or pass --model-arg {needed[0]}=VALUE.",
         )
     with user_code(f"{label} failed"):
-        model = entry.value()
+        model = entry.value(**given)
     if not isinstance(model, nn.Module):
         raise InputError(
             f"{label} returned {_a(type(model).__name__)}, not an nn.Module.", "Name a function that returns the model."
@@ -215,6 +239,9 @@ def find_inputs(module: ModuleType, training: bool) -> str | None:
     return next((name for name in names if getattr(module, name, None) is not None), None)
 
 
-def takes_no_arguments(function: Any) -> bool:
-    """Whether it can be called as it is."""
-    return callable(function) and not required_arguments(function)
+def takes_any(function: Any) -> bool:
+    """Whether it takes any keyword."""
+    try:
+        return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return True

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -38,6 +39,7 @@ class Training:
     loss: Callable[..., Any] | None
     make_optimizer: Callable[[nn.Module], Optimizer]
     assumed: tuple[str, ...]
+    accumulate: int = 1
 
     def __post_init__(self) -> None:
         self._optimizers: WeakKeyDictionary[nn.Module, Optimizer] = WeakKeyDictionary()
@@ -48,17 +50,26 @@ class Training:
             self._optimizers[model] = self.make_optimizer(model)
         return self._optimizers[model]
 
-    def step(self, model: nn.Module, call: Call) -> Any:
-        """One step: forward, loss, backward, optimizer; returns what the user's step returned, or the loss."""
+    def step(self, model: nn.Module, call: Call, autocast: Callable[[], AbstractContextManager[None]]) -> Any:
+        """One step: forward, loss, backward, optimizer; returns what the user's step returned, or the loss.
+
+        ``autocast`` surrounds forward and loss, as backward runs in the dtypes of its forward; the user's own step is
+        surrounded whole.
+        """
         if self.step_function is not None:
-            return self.step_function(**self._arguments(self.step_function, model, call))
+            with autocast():
+                return self.step_function(**self._arguments(self.step_function, model, call))
         optimizer = self.optimizer(model)
         optimizer.zero_grad()
         inputs, targets = split_batch(model, call)
-        loss: Any = self._loss(model(*inputs.args, **inputs.kwargs), targets)
-        loss.backward()
+        total: Any = 0.0
+        for _ in range(self.accumulate):
+            with autocast():
+                loss: Any = self._loss(model(*inputs.args, **inputs.kwargs), targets) / self.accumulate
+            loss.backward()
+            total = total + loss.detach()
         optimizer.step()
-        return loss
+        return total
 
     def batch_names(self, model: nn.Module) -> tuple[str, ...]:
         """Names of the items of a batch, in order."""
@@ -116,14 +127,23 @@ def split_batch(model: nn.Module, call: Call) -> tuple[Call, tuple[Any, ...]]:
     return Call(call.args[:takes], kwargs), (*call.args[takes:], *rest)
 
 
-def find_training(module: ModuleType | None, own_model: nn.Module) -> Training:
-    """What a file says about training, by convention; what it does not say is assumed and told."""
+def find_training(module: ModuleType | None, own_model: nn.Module, accumulate: int = 1) -> Training:
+    """What a file says about training, by convention; what it does not say is assumed and told.
+
+    Raises:
+        InputError: Its step has no parameter for the model, or makes a whole step where batches are to be accumulated.
+    """
     offers = vars(module) if module else {}
     step = next((offers[name] for name in STEPS if inspect.isfunction(offers.get(name))), None)
     if step is not None and "model" not in [_ROLES.get(name) for name in parameter_names(step)]:
         raise InputError(
             f"{step.__name__}() has no parameter for the model.",
             f"Write it as {step.__name__}(model, optimizer, batch).",
+        )
+    if step is not None and accumulate > 1:
+        raise InputError(
+            f"{step.__name__}() makes a whole step, so gradients cannot be accumulated around it.",
+            "Accumulate inside it, or define loss_fn and get_optimizer instead.",
         )
     loss = next((offers[name] for name in LOSSES if callable(offers.get(name))), None)
     if isinstance(loss, type):
@@ -132,7 +152,7 @@ def find_training(module: ModuleType | None, own_model: nn.Module) -> Training:
     maker = _optimizer_maker(offers, own_model, step, assumed)
     if step is None and loss is None:
         assumed.append("loss: the model's own if it returns one, else the mean square of its outputs")
-    return Training(step, loss, maker, tuple(assumed))
+    return Training(step, loss, maker, tuple(assumed), accumulate)
 
 
 def _optimizer_maker(

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import MethodType, ModuleType, TracebackType
 
 import torch
 from torch import nn
@@ -46,13 +46,14 @@ def first_line(message: str, limit: int = 240) -> str:
 
 def _place(error: BaseException) -> str:
     if isinstance(error, SyntaxError) and error.filename:
-        return f"{_short(error.filename)}:{error.lineno}"
+        return f"{shown(error.filename)}:{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [f for f in frames if is_user_file(f.filename)]
-    return f"{_short(theirs[-1].filename)}:{theirs[-1].lineno}" if theirs else ""
+    return f"{shown(theirs[-1].filename)}:{theirs[-1].lineno}" if theirs else ""
 
 
-def _short(filename: str) -> str:
+def shown(filename: str | Path) -> str:
+    """A path as people write it: relative to the current folder where it lies below it."""
     path = Path(filename)
     try:
         return str(path.relative_to(Path.cwd()))
@@ -139,3 +140,11 @@ def load_module(name: str) -> ModuleType:
         raise InputError(f"There is no file or module '{name}'.", "Give a path to a .py file, or an importable module.")
     with user_code(f"{name} cannot be imported"):
         return importlib.import_module(name)
+
+
+def set_mode(model: nn.Module, *, training: bool) -> bool:
+    """Put a model in training or evaluation mode; False for an exported program, which has its mode built in."""
+    if isinstance(model, torch.fx.GraphModule) and isinstance(vars(model).get("train"), MethodType):
+        return False
+    model.train(training)
+    return True
