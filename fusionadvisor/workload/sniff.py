@@ -127,7 +127,7 @@ def _folder(path: Path) -> Kind:
         return "folder"
     files = sorted(child.name for child in path.glob("*.py"))
     some = f"one of its files: {', '.join(files[:5])}" if files else "the .py file that builds the model"
-    raise InputError(f"{shown(path)} is a directory and holds no config.json of a model.", f"Give {some}.")
+    raise InputError(f"{shown(path)} is a directory.", f"It holds no model's config.json: give {some}.")
 
 
 def _safetensors_length(head: bytes) -> int | None:
