@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 from fusionadvisor.errors import InputError
 
-BLOCK = 8 << 20
+BLOCK = 4 << 20
 _PEEK = 4096
 _GZIP, _ZIP, _ZSTD = b"\x1f\x8b", b"PK\x03\x04", b"\x28\xb5\x2f\xfd"
 _SUFFIXES = (".json", ".json.gz", ".gz", ".zip", ".trace")

@@ -69,7 +69,7 @@ class Pool(dict[Any, int]):
 
     def codes(self, values: Iterable[Any]) -> Codes:
         """Number ``values``, one code each."""
-        return np.array(list(map(self.__getitem__, values)), dtype=np.int32)
+        return np.fromiter(map(self.__getitem__, values), dtype=np.int32)
 
 
 class Columns:
