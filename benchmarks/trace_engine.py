@@ -4,10 +4,10 @@
                                       [--hta-python PYTHON] [--json FILE] [--markdown FILE]
 
 A big trace is made from a real one by repeating it (identifiers and times shifted, pretty-printed as the profiler
-does). Every figure is the median of three runs, each in a process of its own, the programs taking turns. CPU time is user
-plus system time of the child, interpreter and imports included; memory is its peak resident set. ``load`` reads and
-links; ``analyze`` is the whole command. HolisticTraceAnalysis is run by an interpreter that has it, where one is named:
-its reading of the same file, before any analysis.
+does). Every figure is the median of three runs, each in a process of its own, the programs taking turns. CPU time is
+user plus system time of the child, interpreter and imports included; memory is its peak resident set. ``load`` reads
+and links; ``analyze`` is the whole command. HolisticTraceAnalysis is run by an interpreter that has it, where one is
+named: its reading of the same file, before any analysis.
 """
 
 import argparse

@@ -14,60 +14,56 @@ KINDS: Final = (
 )  # fmt: skip
 """Every kind, in the order reports list them."""
 
-FUSIBLE: Final = frozenset(
-    ("elementwise", "cast", "layout", "copy", "reduction", "norm", "softmax", "cat", "rng", "index")
-)
-"""Memory-bound kinds that a compiler could put into one kernel with their neighbours."""
-
 # The first pattern that is found anywhere in the name decides: special before general.
 _KERNELS: Final = (
     ("collective", r"\bnccl|^rccl|msccl|all_?reduce_(?:one|two)_?shot|cross_device_reduce|quickreduce|"
                    r"all_to_all|multimem_"),
     # code generators: the kernel is the product of a fusion
-    ("fused", r"^triton_(?:poi|red|per|tem|mm|bmm|for|spl)_?|^triton__|^fused_[a-z_]+_\d|^fused__|^nvfuser|CudaCodeGen"
-              r"|^kernel\d+\(CUDAGenerator"),
+    ("fused", r"^triton_(?:poi|red|per|tem|mm|bmm|for|spl)_?|^triton__|^fused_[a-z_]+_\d|^fused__|^nvfuser|CudaCodeGen|"
+              r"^kernel\d+\(CUDAGenerator"),
+    ("copy", r"multi_tensor_apply_kernel<.*(?:\bCopy<|CopyFunctor)"),
     ("optimizer", r"multi_tensor_apply|FusedAdam|fused_adam|adam_kernel|adagrad_update|sgd_kernel|multi_tensor_l2norm"),
-    # attention before GEMM: its names carry tile shapes and cutlass too
-    ("attention", r"flash|fmha|Fmha|attn_(?:fwd|bwd)|attention|Attention|mha_(?:fwd|bwd)|\bmla_|_mla_|paged_attn|"
-                  r"softmax_lse_merge|merge_attn_states|kn_(?:mla|get_mla)"),
     # fused kernels of serving libraries say so in their names
     ("fused", r"fused_add_rms|FusedAddRMS|add_rmsnorm|add_rms_norm|act_and_mul|fused_rope|fused_qk|fused_qkv|"
               r"rmsnorm_quant|silu_and_mul|gelu_and_mul|swiglu_quant"),
+    # what libraries named after something else do
+    ("index", r"reshape_and_cache|kv_?cache|kv_indices|bounds_check_indices"),
+    ("elementwise", r"rotary|[_:]rope|masked_fill|with_index<|arange"),
+    ("embedding", r"split_embedding|dense_embedding|permute_pooled_embs"),
+    ("norm", r"flashinfer.*norm|groupnorm"),
+    # attention before GEMM: its names carry tile shapes and cutlass too
+    ("attention", r"[Ff]lash(?!infer)|fmha|Fmha|attn_(?:fwd|bwd)|attention|Attention|mha_(?:fwd|bwd)|\bmla_|_mla_|"
+                  r"paged_attn|softmax_lse_merge|merge_attn_states|kn_(?:mla|get_mla)"),
     ("conv", r"cudnn_convolution|[a-z]conv\d?d?_|conv2d|_convolve_|scudnn|winograd|wgrad|dgrad|fprop|implicit_gemm|"
              r"ImplicitGemm|igemm_|conv_depthwise|conv_bwd|convolution|Convolution|_conv_|\bconv::|im2col|col2im|vol2col|"
-             r"cask_cudnn::|miopen.*[Cc]onv|MIOpenConv|naive_conv|flip_filter|fft[12]d_|pointwise_mult_and_sum_complex|"
-             r"bwd_weight|bwd_data|SubTensorOpWithScalar|gridwise_convolution|cudnn::cnn"),
-    ("gemm", r"gemm|GEMM|Gemm|^Cijk_|nvjet|matmul|cutlass_\d+_|gemv|splitK|split_k|splitk|dot_kernel|xmma_|"
-             r"cublas.*(?:epilogue|reduce)|_mm_kernel|wvSplitK|skinny|ck_tile.*Flatmm|MatMul"),
+             r"\bcask_\w*::|Im\dd2Col|miopen.*[Cc]onv|MIOpenConv|naive_conv|flip_filter|fft[12]d_|"
+             r"pointwise_mult_and_sum_complex|bwd_weight|bwd_data|gridwise_convolution|cudnn::cnn"),
+    ("gemm", r"(?<!fb)gemm|GEMM|Gemm|^Cijk_|nvjet|matmul|MatMul|cutlass_\d+_|gemv|Gemv|split_?[Kk](?:_|[A-Zr])|SplitK|"
+             r"dot_kernel|xmma_|cublas.*(?:epilogue|reduce)|epilogue::impl|_mm_kernel|wvSplitK|skinny|ck_tile.*Flatmm"),
     ("softmax", r"[Ss]oft_?[Mm]ax"),
-    ("norm", r"layer_?norm|LayerNorm|batch_?norm|BatchNorm|group_?norm|GroupNorm|instance_?norm|rms_?norm|RMSNorm|"
-             r"RowwiseMoments|GammaBeta|ComputeInternalGradients|GradientBackward|cudnn::bn_|\bbn_(?:fw|bw)|ComputeFusedParams|"
-             r"Rmsnorm|MIOpenBatchNorm|cuWelford|welford|cuCompute.*Grad|weight_norm|_norm_(?:fwd|bwd)"),
-    ("embedding", r"embedding|Embedding|permute_pooled_embs"),
-    ("rng", r"distribution_|[Dd]ropout|philox|Bernoulli|bernoulli|randperm|curand|multinomial|random_from_to"),
-    ("sort", r"[Ss]ort|DeviceScan|DeviceSelect|DeviceUnique|topk|TopK|gatherTopK|bitonic|"
-             r"scan_kernel|\bscan|cumsum|cumprod|"
-             r"DeviceRunLength|DeviceHistogram|kernelHistogram|rocprim.*(?:scan|sort|partition|lookback)|histogram|DeviceCompact|"
-             r"tensor_kernel_scan"),
+    ("norm", r"layer_?norm|LayerNorm|batch_?norm|BatchNorm|group_?norm|GroupNorm|instance_?norm|"
+             r"rms_?norm|RMSNorm|Rmsnorm|RowwiseMoments|GammaBeta|ComputeInternalGradients|Compute\w*FusedParams|cudnn::bn_|\bbn_(?:fw|bw)|"
+             r"MIOpenBatchNorm|[Ww]elford|cuCompute.*Grad|weight_norm|_norm_(?:fwd|bwd)"),
+    ("embedding", r"embedding|Embedding"),
+    ("rng", r"distribution_|[Dd]ropout|philox|[Bb]ernoulli|randperm|curand|multinomial|random_from_to"),
+    ("sort", r"[Ss]ort|Device(?:Scan|Select|Unique|RunLength|Histogram|Compact)|[Hh]istogram|topk|TopK|bitonic|"
+             r"scan_kernel|\bscan|_kernel_scan|cumsum|cumprod|rocprim.*(?:scan|partition|lookback)"),
     ("cat", r"CatArray|cat_array|[_:]concat_kernel|stack_kernel"),
-    ("pool", r"[Pp]ool(?:ing)?[_A-Z0-9\d]|_pool\d?d?|AvgPool|MaxPool|upsample|Upsample"),
-    ("index", r"index|Index|[Gg]ather|[Ss]catter|masked_|take_|put_kernel|write_indices|flatten_indices|store_kvcache|"
-              r"reshape_and_cache|kv_cache|kvcache|nonzero"),
-    ("cast", r"bfloat16_copy_kernel|float16_copy_kernel|half_copy_kernel|float8_copy_kernel|tofloat32_copy|"
-             r"convertTensor|dynamic_(?:per_token_)?(?:scaled_)?quant|scaled_fp8_quant|per_token_(?:group_)?quant|_quant_kernel|"
-             r"quant_kernel|to_mxfp8"),
-    ("cast", r"copy_kernel.*(?:Load|Store)WithCast"),
+    ("pool", r"[Pp]ool(?:ing)?[_A-Z0-9]|_pool\b|_pool<|[Uu]psample"),
+    ("reduction", r"NLLCriterion|nll_loss"),
+    ("index", r"index|Index|indices|[Gg]ather|[Ss]catter|masked_|take_|[Nn]onzero|flag_kernel|compute_cuda_kernel"),
+    ("cast", r"float\d+_copy_kernel|float8\w*_copy_kernel|half_copy_kernel|tofloat32_copy|"
+             r"copy_kernel.*(?:Load|Store)WithCast|convertTensor|[hH]?[fF][pP]8_?(?:quantize|rowwise|to_float)|float_to_hfp8|"
+             r"dynamic_(?:per_token_)?(?:scaled_)?quant|scaled_fp8_quant|per_token_(?:group_)?quant|quant_kernel|to_mxfp8"),
     ("layout", r"nocast<.*direct_copy_kernel"),
-    ("copy", r"copy_kernel|CopyKernel|direct_copy|copy_device_to_device|chunk_cat|memcpy|batch_copy|Copy<"),
+    ("copy", r"copy_kernel|CopyKernel|direct_copy|copy_device_to_device|copy_into|chunk_cat|memcpy|batch_copy"),
     ("layout", r"[Tt]ranspose|nchwToNhwc|nhwcToNchw|nchw2nhwc|nhwc2nchw|permute|roll_cuda|flip_kernel|pad_kernel|"
-               r"reflection_pad|[Rr]epeat_interleave|tril|triu|nchwAddPadding|nhwcAddPadding"),
-    ("reduction", r"reduce|Reduce|reduction|sum_functor|nll_loss|cross_entropy|NormOps|MeanOps|ArgMax|argmax|"
-                  r"segmented_|"
-                  r"lpnorm|l2norm|cudnn::ops::.*Reduce"),
-    ("elementwise", r"elementwise|Elementwise|pointwise|Functor|_activation|activation_kernel|act_kernel|fill_kernel|"
-                    r"FillBuffer|scalePackedTensor|addBias|bias_|arange|rotary|rope|threshold_kernel|clamp|gelu|silu|relu|"
-                    r"op_tensor|OpTensor|compare|where_kernel|cudnn::ops::.*[Oo]p|GeluCUDA|triu_tril|"
-                    r"op_generic_tensor|eltwise"),
+               r"reflection_pad|swizzle|[Rr]epeat_interleave|tril|triu|nchwAddPadding|nhwcAddPadding"),
+    ("reduction", r"reduce|Reduce|reduction|sum_functor|cross_entropy|NormOps|MeanOps|ArgMax|argmax|"
+                  r"segmented_|lpnorm|l2norm"),
+    ("elementwise", r"[Ee]lementwise|pointwise|eltwise|Functor|_activation|activation_kernel|act_kernel|fill_kernel|"
+                    r"FillBuffer|scalePackedTensor|addBias|bias_|threshold_kernel|clamp|gelu|Gelu|silu|relu|op_tensor|"
+                    r"OpTensor|SubTensorOp|compare|where_kernel|cudnn::ops::.*[Oo]p|op_generic_tensor"),
 )  # fmt: skip
 
 _OPS: Final = (
