@@ -83,7 +83,7 @@ _RULES: tuple[Entry, ...] = (
     Entry("FA303", "Fuse the storm of tiny kernels", "fusionadvisor.rules.launch:TinyKernelStorm",
           ("cudagraph", "compile"), "no tiny-kernel storms", timed=True),
     Entry("FA304", "Keep the compiled model compiled", "fusionadvisor.rules.launch:FallenBack",
-          (), "compiled once, no fallback"),
+          (), "compiled once, no fallback", timed=True),
     Entry("FA401", "Do the activation in place", "fusionadvisor.rules.memory:OutOfPlace",
           ("inplace",), "activations in place"),
     Entry("FA402", "Keep the model in channels-last", "fusionadvisor.rules.memory:LayoutConversion",

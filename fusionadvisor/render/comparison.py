@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 SHOWN = 20
 """Fusions and modules listed; all are in the JSON."""
-_STYLE = {"lost": "red", "new": "yellow", "gained": "green", "gone": "dim", "moved": "dim"}
+_STYLE = {"lost": "red", "new": "yellow", "gained": "green", "gone": "dim", "moved": "dim", "hidden": "dim"}
+_RANKS = {"lost": "only B", "new": "only B", "gained": "only A", "gone": "only A"}
 
 
 def render(comparison: Comparison, console: "Console") -> None:
@@ -34,7 +35,7 @@ def compose(comparison: Comparison, width: int, *, ascii_only: bool = False) -> 
     sheet.say(verdict(comparison), style="bold", lead=["  "], indent=2)
     if comparison.time:
         sheet.say(time(comparison.time), lead=["  "], indent=2)
-    fusions(sheet, comparison.fusions)
+    _fusions(sheet, comparison)
     _modules(sheet, comparison)
     _figures(sheet, comparison)
     if comparison.notes:
@@ -46,7 +47,8 @@ def compose(comparison: Comparison, width: int, *, ascii_only: bool = False) -> 
 
 def _side(side: Side) -> list[Piece]:
     items: list[Piece] = [(labels.file_name(side.source), "bold"), side.gpu or "", side.basis or ""]
-    items += [f"rank {side.rank}" if side.rank is not None else "", side.created]
+    items += [f"rank {side.rank}" if side.rank is not None else ""]
+    items += [side.created] if side.basis != "recorded" else []  # when a trace was read says nothing of it
     return [item for item in items if item]
 
 
@@ -80,8 +82,8 @@ def _wide(interval: tuple[float, float]) -> bool:
     return interval[0] != interval[1]
 
 
-def fusions(sheet: Sheet, changes: tuple[FusionChange, ...]) -> None:
-    """Add the fusions that came and went."""
+def _fusions(sheet: Sheet, comparison: Comparison) -> None:
+    changes = comparison.fusions
     if not changes:
         return
     sheet.gap()
@@ -90,10 +92,15 @@ def fusions(sheet: Sheet, changes: tuple[FusionChange, ...]) -> None:
         times = f" ×{change.count}" if change.count > 1 else ""
         items: list[Piece] = [(f"{change.rule} {change.title}{times}", "bold"), change.module]
         items += [labels.source(change.source)] + ([f"now at {change.to}"] if change.to else [])
-        lead: Piece = (f"  {change.event:<8}", _STYLE[change.event])
+        lead: Piece = (f"  {event(change, comparison):<8}", _STYLE[change.event])
         sheet.flow([i for i in items if i], lead=[lead], indent=10)
     if (more := len(changes) - SHOWN) > 0:
         sheet.add((f"          and {more} more (all in --format json)", "dim"))
+
+
+def event(change: FusionChange, comparison: Comparison) -> str:
+    """What became of a place; between two ranks nothing became of anything."""
+    return _RANKS.get(change.event, change.event) if comparison.ranks else change.event
 
 
 def _modules(sheet: Sheet, comparison: Comparison) -> None:
@@ -153,7 +160,7 @@ def details(comparison: Comparison) -> list[str]:
     blocks = []
     if comparison.fusions:
         rows = [
-            [c.event, f"{c.rule} {escape(c.title)}", str(c.count), _place(c.module, c), code(c.to)]
+            [event(c, comparison), f"{c.rule} {escape(c.title)}", str(c.count), _place(c.module, c), code(c.to)]
             for c in comparison.fusions[:SHOWN]
         ]
         blocks.append(table(["fusion", "", "times", "where", "now at"], rows, numbers=(2,)))

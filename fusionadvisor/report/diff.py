@@ -12,8 +12,12 @@ from fusionadvisor.report import quantities, step
 from fusionadvisor.report.model import Basis, Report, Source, Workload
 from fusionadvisor.report.step import Place
 
-FusionEvent = Literal["gained", "lost", "new", "gone", "moved"]
+FusionEvent = Literal["gained", "lost", "new", "gone", "moved", "hidden"]
 Verdict = Literal["faster", "slower", "no proven difference", "unknown"]
+
+GRAPHED = 0.01
+"""Difference in the share of kernel time replayed from graphs from which places may be hidden in them."""
+OPS_SAID = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,8 @@ class FusionChange:
     """A place that a rule found on one side only.
 
     ``gained``: unfused before, no longer. ``lost``: fused before, no longer. ``new`` and ``gone``: its module exists on
-    one side only. ``moved``: the same under another module path (``module`` before, ``to`` after).
+    one side only. ``moved``: the same under another module path (``module`` before, ``to`` after). ``hidden``: the side
+    without it replays more of its work from graphs, in which nothing is sought.
     """
 
     event: FusionEvent
@@ -184,7 +189,7 @@ def workload_changes(before: Report, after: Report) -> list[tuple[str, str, str]
 
 
 def _inputs(work: Workload) -> str:
-    return " ".join(f"{s.name}[{','.join(map(str, s.shape))}] {s.dtype} {s.layout}" for s in work.inputs)
+    return ", ".join(f"[{','.join(map(str, s.shape))}] {s.dtype} {s.layout}" for s in work.inputs)
 
 
 # ---- figures ----
@@ -215,13 +220,14 @@ def _fusions(before: Report, after: Report) -> list[FusionChange]:
     left, came = old - new, new - old
     known = _modules_of(before), _modules_of(after)
     changes = _moved(left, came, before, after, known)
+    graphed = [r.fusion.graphed_share for r in (before, after)]
     for place, count in left.items():
         event: FusionEvent = "gained" if _lives(place.module, known[1]) else "gone"
-        changes.append(_change(event, place, count, before))
+        changes.append(_change("hidden" if graphed[1] > graphed[0] + GRAPHED else event, place, count, before))
     for place, count in came.items():
         event = "lost" if _lives(place.module, known[0]) else "new"
-        changes.append(_change(event, place, count, after))
-    order: tuple[FusionEvent, ...] = ("lost", "new", "gained", "gone", "moved")
+        changes.append(_change("hidden" if graphed[0] > graphed[1] + GRAPHED else event, place, count, after))
+    order: tuple[FusionEvent, ...] = ("lost", "new", "gained", "gone", "moved", "hidden")
     return sorted(changes, key=lambda c: (order.index(c.event), c.rule, c.module))
 
 
@@ -353,19 +359,21 @@ def fusion_words(change: FusionChange) -> str:
     times = f" ×{change.count}" if change.count > 1 else ""
     said = {
         "lost": "no longer fused", "new": "new and unfused", "gained": "fused now", "gone": "gone with its module",
-        "moved": f"now at {change.to}",
+        "moved": f"now at {change.to}", "hidden": "inside a graph on the other side, where it is not sought",
     }[change.event]  # fmt: skip
     return f"{change.rule} {change.title}{times}: {said}"
 
 
 def module_words(change: ModuleChange) -> str:
     """``1 → 6 kernels: + aten::mul ×2, aten::rsqrt − aten::rms_norm``."""
-    parts = [
-        f"{sign} {', '.join(f'{op} ×{n}' if n > 1 else op for op, n in ops)}"
-        for sign, ops in (("+", change.came), ("−", change.gone))
-        if ops
-    ]
+    parts = [f"{sign} {_ops(ops)}" for sign, ops in (("+", change.came), ("−", change.gone)) if ops]
     return f"{change.before} → {change.after} kernels: {' '.join(parts)}"
+
+
+def _ops(ops: tuple[tuple[str, int], ...]) -> str:
+    often = sorted(ops, key=lambda op: (-op[1], op[0]))
+    said = ", ".join(f"{op} ×{count}" if count > 1 else op for op, count in often[:OPS_SAID])
+    return f"{said} and {len(ops) - OPS_SAID} other ops" if len(ops) > OPS_SAID else said
 
 
 def names(change: ModuleChange, limit: int = 3) -> str:

@@ -144,7 +144,7 @@ def test_time_fails_only_beyond_interval_and_tolerance(
 def test_other_inputs_fail() -> None:
     before, after = (Workload("b.py", inputs=(TensorSpec("x", (n,), "float32"),)) for n in (8, 4))
     (breach,) = check(replace(EAGER, workload=after), baseline=replace(EAGER, workload=before)).breaches
-    assert (breach.what, breach.limit, breach.found) == ("Inputs", "x[8] float32 contiguous", "x[4] float32 contiguous")
+    assert (breach.what, breach.limit, breach.found) == ("Inputs", "[8] float32 contiguous", "[4] float32 contiguous")
 
 
 def test_a_gpu_is_not_held_against_a_cpu() -> None:

@@ -109,6 +109,14 @@ def test_more_of_the_same_at_one_module_counts() -> None:
     assert events(diff.compare(before, after)) == [("lost", "FA102", "layers.0.proj", 2)]
 
 
+def test_what_a_graph_hides_is_not_gained() -> None:
+    graphed = replace(FUSED, fusion=replace(FUSED.fusion, graphed_share=0.9))
+    assert {c[0] for c in events(diff.compare(EAGER, graphed))} == {"hidden"}
+    assert {c[0] for c in events(diff.compare(graphed, EAGER))} == {"hidden"}
+    both = replace(EAGER, fusion=replace(EAGER.fusion, graphed_share=0.9))
+    assert {c[0] for c in events(diff.compare(both, graphed))} == {"gained"}
+
+
 # ---- time ----
 
 ONE_MS = made(*norm(0), latency=(0.99, 1.0, 1.01))
@@ -167,7 +175,7 @@ def test_other_machine_versions_and_inputs_are_said() -> None:
         "GPU: NVIDIA H100 80GB HBM3 → NVIDIA A100-SXM4-80GB.",
         "torch: 2.13.0 → 2.14.0.",
         "fusion-advisor: 0.1.0 → 0.2.0.",
-        "Inputs: x[8,64] float32 contiguous → x[4,64] float32 contiguous.",
+        "Inputs: [8,64] float32 contiguous → [4,64] float32 contiguous.",
     )
 
 

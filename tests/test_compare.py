@@ -1,0 +1,140 @@
+"""Comparisons of what the stations find: eager against compiled, before a fold against after, rank against rank."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fusionadvisor import advisor
+from fusionadvisor.analysis.facts import Facts
+from fusionadvisor.analysis.summary import summarise
+from fusionadvisor.report import diff
+from fusionadvisor.report.budget import check
+from fusionadvisor.report.model import Environment, Report, Tool
+from fusionadvisor.rules.engine import run
+from tests.builders import H100, Call, T, call, timeline
+from tests.shared import SHARED
+
+X, ROW = T((8192, 2048)), T((8192, 1))
+LAYERS = (0, 1, 2)
+
+
+def analysed(calls: list[Call], **how: int) -> Report:
+    """What ``analyze`` says of a trace with these kernels."""
+    line = timeline(calls, **how)  # type: ignore[arg-type]
+    advice = run(Facts(line))
+    return Report(
+        tool=Tool("fusion-advisor", "0"), created="", command="analyze", environment=Environment(gpu=H100),
+        timeline=summarise(line, advice.group_of_kernel), fusion=advice.fusion, findings=advice.findings,
+    )  # fmt: skip
+
+
+def gemm(layer: int) -> Call:
+    return call("aten::mm", X, T((2048, 2048)), kind="gemm", us=90.0, module=f"layers.{layer}.proj", source="m.py:9")
+
+
+def eager(layer: int) -> Iterator[Call]:
+    """An RMSNorm written out, in bf16 with the statistics in fp32."""
+    where = {"module": f"layers.{layer}.norm", "source": "m.py:17", "us": 20.0}
+    yield gemm(layer)
+    yield call("aten::pow", X, "2", **where)
+    yield call("aten::mean", X, "[-1]", "True", kind="reduction", **where)
+    yield call("aten::add", ROW, "1e-6", **{**where, "us": 2.0})
+    yield call("aten::rsqrt", ROW, **{**where, "us": 2.0})
+    yield call("aten::mul", X, ROW, **where)
+    yield call("aten::mul", X, T((2048,)), **where)
+
+
+def compiled(layer: int) -> Iterator[Call]:
+    yield gemm(layer)
+    name = "triton_red_fused__to_copy_add_mean_mul_pow_rsqrt_0"
+    yield call(name, X, kind="fused", kernel=name, us=22.0, module=f"layers.{layer}.norm")
+
+
+def test_eager_against_compiled_names_exactly_the_fusions_gained() -> None:
+    before = analysed([c for layer in LAYERS for c in eager(layer)])
+    after = analysed([c for layer in LAYERS for c in compiled(layer)])
+    assert before.findings
+    found = diff.compare(before, after)
+    assert {(c.event, c.module) for c in found.fusions} == {("gained", f"layers.{layer}.norm") for layer in LAYERS}
+    assert {c.rule for c in found.fusions} == {f.rule for f in before.findings if f.rule != "FA301"}
+    (change,) = found.modules
+    assert (change.modules, change.before, change.after) == (tuple(f"layers.{i}.norm" for i in LAYERS), 18, 3)
+    assert all(kind == "layers" for kind in {m.split(".")[0] for m in change.modules})
+    back = check(before, baseline=after)
+    assert {p.module for b in back.breaches for p in b.places if b.what.startswith("findings.")} == {
+        f"layers.{layer}.norm" for layer in LAYERS
+    }
+
+
+def test_one_layer_falling_back_to_eager_is_found_among_those_that_did_not() -> None:
+    before = analysed([c for layer in LAYERS for c in compiled(layer)])
+    after = analysed([*compiled(0), *eager(1), *compiled(2)])
+    broken = check(after, baseline=before)
+    places = {p.module for b in broken.breaches for p in b.places}
+    assert places == {"layers.1.norm"}
+    assert {p.source.line for b in broken.breaches for p in b.places if p.source} == {17}
+
+
+def test_before_and_after_a_fold_names_exactly_the_batch_norms(tmp_path: Path) -> None:
+    original = (Path(__file__).parents[1] / "sample_models" / "residual_block.py").read_text()
+    folded = (
+        "\n\nfrom torch.nn.utils.fusion import fuse_conv_bn_eval\n\n\n"
+        "def folded():\n"
+        "    model = ResidualBlock().eval()\n"
+        "    for i in ('1', '2'):\n"
+        "        conv = fuse_conv_bn_eval(getattr(model, 'conv' + i), getattr(model, 'bn' + i))\n"
+        "        setattr(model, 'conv' + i, conv)\n"
+        "        setattr(model, 'bn' + i, nn.Identity())\n"
+        "    return model\n"
+    )
+    (tmp_path / "block.py").write_text(original + folded)
+    before, after = (
+        advisor.profile(f"{tmp_path / 'block.py'}:{name}", device="cpu", steps=1)
+        for name in ("ResidualBlock", "folded")
+    )
+    found = diff.compare(before, after)
+    folds = [(c.event, c.module, c.source and c.source.line) for c in found.fusions if c.rule == "FA101"]
+    assert folds == [("gained", "bn1", 18), ("gained", "bn2", 21)]
+    assert not [c for c in found.fusions if c.event == "lost" and c.rule in ("FA101", "FA103")]
+    gone = {m: dict(change.gone) for change in found.modules for m in change.modules}
+    assert set(gone) >= {"bn1", "bn2"}
+    assert check(after, baseline=before).breaches == ()
+
+
+@pytest.mark.skipif(SHARED is None, reason="the shared traces are not here")
+@pytest.mark.parametrize(
+    ("first", "second", "ranks"),
+    [
+        ("astra_a100_megatron_tp8_r0", "astra_a100_megatron_tp8_r3", (0, 3)),
+        ("hta_sampled_rank0", "hta_sampled_rank1", (0, 1)),
+        ("param_v100_dlrm_w0", "param_v100_dlrm_w3", (0, 3)),
+    ],
+)
+def test_two_ranks_of_one_job_are_said_to_be(first: str, second: str, ranks: tuple[int, int]) -> None:
+    assert SHARED is not None
+    reports = [advisor.analyze(SHARED / "traces" / f"{name}.json.gz") for name in (first, second)]
+    found = diff.compare(*reports)
+    assert found.ranks
+    assert (found.before.rank, found.after.rank) == ranks
+
+
+@pytest.mark.skipif(SHARED is None, reason="the shared traces are not here")
+def test_the_same_model_on_two_gpus_differs_in_its_convolution_only() -> None:
+    assert SHARED is not None
+    nvidia, amd = (advisor.analyze(SHARED / "traces" / f"tl_{gpu}_vit_nsfw.json.gz") for gpu in ("h100", "mi300"))
+    found = diff.compare(nvidia, amd)
+    assert found.fusions == ()
+    (change,) = found.modules
+    assert change.modules[0].endswith("Conv2d#0")
+    assert (change.before, change.after) == (5, 6)  # MIOpen runs one kernel more than cuDNN
+    assert found.time is not None
+    assert (found.time.verdict, found.time.reason.startswith("the GPUs differ")) == ("unknown", True)
+
+
+@pytest.mark.skipif(SHARED is None, reason="the shared traces are not here")
+def test_syncs_removed_are_counted() -> None:
+    assert SHARED is not None
+    before, after = (advisor.analyze(SHARED / "traces" / f"ao_b200_{n}_ep_moe.json.gz") for n in ("ref", "syncless"))
+    syncs = next(f for f in diff.compare(before, after).figures if f.name == "syncs")
+    assert (syncs.before, syncs.after) == (21, 1)
