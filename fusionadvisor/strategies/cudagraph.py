@@ -107,7 +107,9 @@ class CudaGraph(Strategy):
         Raises:
             StrategyError: A site could not be captured after all.
         """
-        memory, graphed = Memory(), []
+        # static outputs of one part must survive the replays of the next: no shared pool then
+        shared = None if self.static_outputs else Memory()
+        graphed = []
         for site in plan.sites:
             forward = GraphedForward(
                 model.get_submodule(str(site.data["path"])),
@@ -115,7 +117,7 @@ class CudaGraph(Strategy):
                 training=bool(site.data["training"]),
                 static_outputs=self.static_outputs,
                 max_graphs=self.max_graphs,
-                memory=memory,
+                memory=shared,
             )
             forward.install()
             graphed.append(forward)

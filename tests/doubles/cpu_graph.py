@@ -100,7 +100,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = func(*args, **kwargs)
         for tensor in tree_leaves(out):
             if isinstance(tensor, Tensor) and _key(tensor) not in self.found:
-                self.own.setdefault(_key(tensor), tensor.detach())
+                self.own.setdefault(_key(tensor), _memory(tensor))
         if self.keep:
             frozen = tree_map_only(Tensor, self._freeze, (args, kwargs, out))
             self.tape.append(Step(func, *frozen))
@@ -115,12 +115,13 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _find(self, tensor: Tensor) -> None:
         if _key(tensor) not in self.own and _key(tensor) not in self.found:
-            whole = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
-            self.found[_key(tensor)] = whole, whole.clone()
+            whole = _memory(tensor, whole=True)
+            with torch.inference_mode(False):
+                self.found[_key(tensor)] = whole, whole.clone()
 
     def _freeze(self, tensor: Tensor) -> Tensor | Borrowed:
         kept = _key(tensor) in self.own or _key(tensor) in self.numbers
-        return tensor.detach() if kept else Borrowed.of(tensor)
+        return _memory(tensor) if kept else Borrowed.of(tensor)
 
     def undo(self) -> None:
         """A captured kernel has not run: memory is as it was, and the run's own holds nothing."""
@@ -128,6 +129,16 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             whole.copy_(content)
         self.found.clear()
         poison(self.own)
+
+
+def _memory(tensor: Tensor, whole: bool = False) -> Tensor:
+    """The same memory, known neither to autograd nor to inference mode; all of its storage if asked for."""
+    with torch.inference_mode(False):
+        view = torch.empty(0, dtype=tensor.dtype)
+        storage = tensor.untyped_storage()
+        if whole:
+            return view.set_(storage)
+        return view.set_(storage, int(tensor.storage_offset()), tensor.size(), tensor.stride())
 
 
 def _key(tensor: Tensor) -> int:
@@ -146,7 +157,7 @@ def poison(tensors: dict[int, Tensor], but: set[int] = frozenset()) -> None:  # 
     """Make a read of this memory visible."""
     for key, tensor in tensors.items():
         if key not in but:
-            whole = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
+            whole = _memory(tensor, whole=True)
             whole.fill_(float("nan")) if whole.is_floating_point() else whole.zero_()
 
 

@@ -118,6 +118,23 @@ def test_autocast_weights_cast_before_the_capture_are_not_borrowed(rig: Rig) -> 
     assert forward.counts.captured == 1
 
 
+def test_autocast_within_the_model_and_around_it(rig: Rig) -> None:
+    """The outer context keeps the cache alive from the warm-ups to the capture and beyond."""
+
+    class Inner(Mlp):
+        def forward(self, x: Tensor) -> Any:
+            with torch.autocast(x.device.type, torch.bfloat16):
+                return self.second(self.first(x))
+
+    model = Inner()
+    forward = rig.graphed(model)
+    x = rig.randn(4, 8)
+    for _ in range(2):
+        with torch.no_grad(), torch.autocast(rig.device.type, torch.bfloat16):
+            assert torch.equal(model(x), forward.eager(x))
+    assert (forward.counts.captured, forward.counts.eager) == (1, {})
+
+
 class Pair(NamedTuple):
     left: Tensor
     right: Tensor
@@ -215,6 +232,17 @@ def test_a_hook_registered_later_is_heeded(rig: Rig) -> None:
     assert forward.counts.eager == {"a hook was registered after the capture": 1}
 
 
+def test_a_hook_on_the_model_itself_runs_around_the_graph(rig: Rig) -> None:
+    model = Mlp()
+    forward = rig.graphed(model)
+    x = rig.randn(4, 8)
+    with torch.no_grad():
+        before = model(x)
+        model.register_forward_hook(lambda module, args, out: out * 2)
+        assert torch.equal(model(x), before * 2)
+    assert forward.counts.replayed == 2
+
+
 def test_gradients_are_never_cut_off(rig: Rig) -> None:
     model = Mlp()
     forward = rig.graphed(model)
@@ -233,6 +261,19 @@ def test_inference_mode(rig: Rig) -> None:
         with torch.no_grad():
             assert torch.equal(model(x), forward.eager(x))
     assert forward.counts.captured == 2
+
+
+def test_random_numbers_after_a_capture_in_inference_mode(rig: Rig) -> None:
+    model = nn.Dropout(0.5).train()
+    forward = rig.graphed(model)
+    x = rig.randn(64)
+    with torch.inference_mode():
+        model(x)
+    with torch.no_grad():
+        torch.manual_seed(4)
+        got = model(x)
+        torch.manual_seed(4)
+        assert torch.equal(got, forward.eager(x))
 
 
 def test_random_numbers_are_those_of_eager_and_new_each_time(rig: Rig) -> None:

@@ -5,6 +5,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -15,9 +16,12 @@ from fusionadvisor.strategies.graphs.where import current_frames, locate, traceb
 
 _DEVICE_FAULTS = ("illegal memory access", "device-side assert", "unspecified launch failure", "uncorrectable ECC")
 
+_one_capture = threading.RLock()
+"""CUDA allows one capture at a time in a process, and what is switched off meanwhile is the process's, too."""
+
 
 class CudaGraphBackend:
-    """Captures on a side stream of the model's device. Only one capture may run in a process at a time."""
+    """Captures on a side stream of the model's device."""
 
     def accepts(self, device: torch.device) -> bool:
         """CUDA devices only."""
@@ -46,45 +50,56 @@ class CudaGraphBackend:
         generators: Sequence[torch.Generator] = (),
     ) -> "_CapturedGraph":
         """See :class:`GraphBackend`. A wait is found by the last warm-up, before it can spoil a capture."""
-        graph = torch.cuda.CUDAGraph()
-        for generator in generators:
-            graph.register_generator_state(generator)
-        with _side_stream(device) as stream, _undisturbed(device, pool):
+        with _one_capture, _side_stream(device) as stream, _undisturbed(device, pool):
+            graph = torch.cuda.CUDAGraph()
+            for generator in generators:
+                graph.register_generator_state(generator)
             for _ in range(WARM_UPS):
                 run()
             with _no_waiting():
                 run()
             # thread_local: a data loader or another model's thread may allocate meanwhile without ending this capture
-            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            with (
+                _own_workspaces(),
+                torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
+            ):
                 outputs = run()
-        return _CapturedGraph(graph, outputs)
+        return _CapturedGraph(graph, outputs, device)
 
     def capture_training(
         self, run: TensorFunction, samples: tuple[Tensor, ...], device: torch.device
     ) -> TensorFunction:
         """See :class:`GraphBackend`. A pool of its own: what backward needs must outlive other graphs' replays."""
         pool = torch.cuda.graph_pool_handle()
-        with _side_stream(device) as stream, _undisturbed(device, pool), _default_capture_stream(stream):
+        with (
+            _one_capture,
+            _side_stream(device) as stream,
+            _undisturbed(device, pool),
+            _default_capture_stream(stream),
+        ):
             _forward_backward(run, samples)
             with _no_waiting():
                 _forward_backward(run, samples)
-            graphed: TensorFunction = torch.cuda.make_graphed_callables(  # type: ignore[assignment]
-                run, samples, WARM_UPS, allow_unused_input=True, pool=pool
-            )
+            with _own_workspaces():
+                graphed: TensorFunction = torch.cuda.make_graphed_callables(  # type: ignore[assignment]
+                    run, samples, WARM_UPS, allow_unused_input=True, pool=pool
+                )
             return graphed
 
 
 class _CapturedGraph:
     """A graph and the tensors it writes."""
 
-    def __init__(self, graph: torch.cuda.CUDAGraph, outputs: object) -> None:
+    def __init__(self, graph: torch.cuda.CUDAGraph, outputs: object, device: torch.device) -> None:
         self._graph = graph
+        self._device = device
         self.outputs = outputs
 
     def replay(self) -> None:
         self._graph.replay()
 
     def release(self) -> None:
+        torch.cuda.synchronize(self._device)  # its memory goes to others now, on any stream
         self.outputs = None
         self._graph.reset()
 
@@ -97,6 +112,12 @@ def _forward_backward(run: TensorFunction, samples: tuple[Tensor, ...]) -> None:
         torch.autograd.grad(outputs, wanted, [torch.ones_like(o) for o in outputs], allow_unused=True)
 
 
+@cache
+def _capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all captures on a device: the allocator gives freed memory of a pool only to the stream that had it."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
 @contextmanager
 def _side_stream(device: torch.device) -> Iterator[torch.cuda.Stream]:
     """A stream beside the current one: waits for it on entry, is waited for on exit, and is left even after a failure.
@@ -105,7 +126,7 @@ def _side_stream(device: torch.device) -> Iterator[torch.cuda.Stream]:
     """
     with torch.cuda.device(device):
         outer = torch.cuda.current_stream(device)
-        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        stream = _capture_stream(device)
         stream.wait_stream(outer)
         with torch.cuda.stream(stream):
             yield stream
@@ -126,7 +147,8 @@ def _undisturbed(device: torch.device, pool: Pool) -> Iterator[None]:
         if any(fault in str(error) for fault in _DEVICE_FAULTS):
             raise
         _clean_up(device, pool)
-        raise CaptureError(_first_line(error), *locate(traceback_frames(error))) from error
+        cause = _cause(error)
+        raise CaptureError(_first_line(cause), *locate(traceback_frames(cause))) from cause
     finally:
         if collecting:
             gc.enable()
@@ -138,6 +160,7 @@ def _clean_up(device: torch.device, pool: Pool) -> None:
     The allocator would go on believing that a capture is under way, which breaks its out-of-memory path, and (up to
     torch 2.11) the random generator would refuse to be used outside a capture.
     """
+    _capture_stream.cache_clear()
     try:
         torch._C._cuda_endAllocateToPool(device.index, pool)
     except RuntimeError:
@@ -166,10 +189,11 @@ def _no_waiting() -> Iterator[None]:
         show = warnings.showwarning
 
         def note(message: Warning | str, *rest: Any) -> None:
-            if "synchronizing CUDA operation" not in str(message):
+            if "synchronizing CUDA operation" in str(message):
+                if threading.get_ident() == thread:
+                    waits.append(locate(current_frames()))
+            elif "debug mode is a prototype" not in str(message):
                 show(message, *rest)
-            elif threading.get_ident() == thread:
-                waits.append(locate(current_frames()))
 
         warnings.showwarning = note  # type: ignore[assignment]
         torch.cuda.set_sync_debug_mode("warn")
@@ -193,6 +217,27 @@ def _default_capture_stream(stream: torch.cuda.Stream) -> Iterator[None]:
         yield
     finally:
         torch.cuda.graph.default_capture_stream = before
+
+
+@contextmanager
+def _own_workspaces() -> Iterator[None]:
+    """Let cuBLAS take its workspace from the graph's pool instead of one that it shares with everything else.
+
+    Two graphs replayed at the same time would otherwise write the same workspace.
+    """
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
+
+
+def _cause(error: BaseException) -> BaseException:
+    """The error in the user's forward: ending the capture it spoilt raises another one, which hides it."""
+    inner: BaseException | None = error
+    while inner is not None and locate(traceback_frames(inner))[1] is None:
+        inner = inner.__context__
+    return inner or error.__context__ or error
 
 
 def _first_line(error: BaseException) -> str:

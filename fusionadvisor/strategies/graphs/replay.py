@@ -84,6 +84,7 @@ class GraphedForward:
         self._memory = memory or Memory()
         self._graphs: dict[object, _Inference | _Training] = {}
         self._modules: list[nn.Module] = []
+        self._inference_mode = False
         self.__signature__ = inspect.signature(self.eager)
 
     @property
@@ -169,11 +170,18 @@ class GraphedForward:
         if len(self._graphs) >= self.max_graphs:
             raise _NoGraphError(f"another signature: {self.max_graphs} are captured already")
         kind = _Training if differentiable else _Inference
+        self._inference_mode = torch.is_inference_mode_enabled()
         try:
-            with contents_kept(self.module), _uncached_autocast(device):
+            # out of inference mode: what torch keeps for replays elsewhere must not be made of inference tensors
+            with (
+                torch.inference_mode(False),
+                torch.set_grad_enabled(differentiable),
+                contents_kept(self.module),
+                _uncached_autocast(device),
+            ):
                 graph = kind(self, leaves, spec, device)
-        except CaptureError as error:
-            self.failures[key] = self._told(error)
+        except (CaptureError, torch.OutOfMemoryError) as error:
+            self.failures[key] = self._told(error) if isinstance(error, CaptureError) else "there is too little memory"
             raise _NoGraphError(self.failures[key]) from error
         self._graphs[key] = graph
         self.counts.captured += 1
@@ -210,9 +218,17 @@ class GraphedForward:
         return arguments, device, modes, flags
 
     def run(self, leaves: list[Any], spec: TreeSpec) -> Any:
-        """Run the module's own forward on flattened arguments."""
+        """Run the module's own forward on flattened arguments, for a warm-up or a capture.
+
+        Weights that autocast has cast and cached live shorter than a graph, so none is taken over or left behind.
+        """
         args, kwargs = tree_unflatten(leaves, spec)
-        return self.eager(*args, **kwargs)
+        torch.clear_autocast_cache()
+        try:
+            with torch.inference_mode() if self._inference_mode else nullcontext():
+                return self.eager(*args, **kwargs)
+        finally:
+            torch.clear_autocast_cache()
 
     def pool(self, device: torch.device) -> Any:
         """The pool this model's inference graphs share."""
@@ -231,6 +247,8 @@ def _leaf_signature(leaf: Any) -> object:
     if isinstance(leaf, Tensor):
         if type(leaf) not in _PLAIN_TENSORS or leaf.layout != torch.strided:
             raise _NoGraphError(f"an input is a {type(leaf).__name__} of layout {leaf.layout}")
+        if torch._C._functorch.is_functorch_wrapped_tensor(leaf):
+            raise _NoGraphError("a function transform is under way")
         return leaf.shape, leaf.dtype, leaf.stride(), leaf.requires_grad and torch.is_grad_enabled()
     if isinstance(leaf, CONSTANTS):
         return type(leaf), leaf
@@ -238,8 +256,7 @@ def _leaf_signature(leaf: Any) -> object:
 
 
 def _uncached_autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """The caller's autocast without its weight cache: a cast made before the capture would be freed after it."""
-    torch.clear_autocast_cache()
+    """The caller's autocast without its weight cache, which a capture cannot use."""
     if not torch.is_autocast_enabled(device.type):
         return nullcontext()
     return torch.autocast(device.type, torch.get_autocast_dtype(device.type), cache_enabled=False)

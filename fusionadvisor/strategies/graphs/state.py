@@ -25,7 +25,8 @@ class Assumptions:
         self._modules = modules
         self._slots = [(table, name) for m in modules for table in _tables(m) for name in table_tensors(table)]
         self._children = [(m._modules, name, child) for m in modules for name, child in m._modules.items()]
-        self._hooks = [getattr(m, kind) for m in modules for kind in _HOOKS]
+        # the module's own hooks run around a graph; those below would be skipped
+        self._hooks = [getattr(m, kind) for m in modules[1:] for kind in _HOOKS]
         self._addresses = self._current_addresses()
         # held, so that the allocator cannot give an address to another tensor while the graph still reads it
         self._held = [table[name].untyped_storage() for table, name in self._slots]
@@ -46,7 +47,7 @@ class Assumptions:
         return ""
 
     def hooked(self) -> bool:
-        """Whether a hook was registered on a module since."""
+        """Whether a hook was registered on a submodule since."""
         return any(map(len, self._hooks))
 
     def _current_addresses(self) -> list[int]:
@@ -60,7 +61,7 @@ def _tables(module: nn.Module) -> tuple[dict[str, Any], ...]:
 
 def table_tensors(table: dict[str, Any]) -> list[str]:
     """Names of the tensors in one of a module's tables."""
-    return [name for name, value in table.items() if isinstance(value, Tensor)]
+    return [name for name, value in table.items() if isinstance(value, Tensor) and value.layout is torch.strided]
 
 
 @contextmanager
@@ -84,8 +85,8 @@ def contents_kept(module: nn.Module) -> Iterator[None]:
         try:
             yield
         finally:
-            with torch.no_grad():
-                for tensor, content in saved:
+            for tensor, content in saved:
+                with torch.inference_mode(tensor.is_inference()), torch.no_grad():
                     tensor.copy_(content)
             for generator, state in states:
                 generator.set_state(state)

@@ -5,30 +5,25 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import FrameType, TracebackType
 
-import torch
 from torch import nn
 
+from fusionadvisor.flow.frames import is_user_file
 from fusionadvisor.report.model import Source
-
-_PACKAGE = str(Path(__file__).parents[2])
-_LIBRARY = (str(Path(torch.__file__).parent), _PACKAGE)
-
-
-def is_user_file(file: str) -> bool:
-    """Whether code in this file is the user's: neither torch, nor this package, nor generated on the fly."""
-    return not file.startswith((*_LIBRARY, "<"))
 
 
 def locate(frames: Iterable[tuple[FrameType, int]]) -> tuple[nn.Module | None, Source | None]:
     """Return the module whose code runs innermost and the innermost user line; ``frames`` go outwards."""
-    source = None
+    owner: nn.Module | None = None
+    source: Source | None = None
     for frame, line in frames:
+        itself = frame.f_locals.get("self")
+        if owner is None and isinstance(itself, nn.Module):
+            owner = itself
         if source is None and is_user_file(frame.f_code.co_filename):
             source = Source(frame.f_code.co_filename, line)
-        owner = frame.f_locals.get("self")
-        if isinstance(owner, nn.Module):
-            return owner, source
-    return None, source
+        if owner is not None and source is not None:
+            break
+    return owner, source
 
 
 def current_frames() -> Iterator[tuple[FrameType, int]]:
