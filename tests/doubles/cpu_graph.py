@@ -174,10 +174,10 @@ class CpuGraph:
             CpuGraphBackend.active = False
             recorder.undo()
         self.tape, self.own = recorder.tape, recorder.own
-        self.replays = 0
+        self.seed = torch.empty(1)  # CUDA keeps the random seed in a tensor made at capture and filled at replay
 
     def replay(self) -> None:
-        self.replays += 1
+        self.seed.fill_(torch.initial_seed() % 2)
         poison(self.own)
         with torch.no_grad(), torch.autocast("cpu", enabled=False):
             for step in self.tape:

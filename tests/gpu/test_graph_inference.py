@@ -131,7 +131,9 @@ def test_autocast_within_the_model_and_around_it(rig: Rig) -> None:
     x = rig.randn(4, 8)
     for _ in range(2):
         with torch.no_grad(), torch.autocast(rig.device.type, torch.bfloat16):
-            assert torch.equal(model(x), forward.eager(x))
+            eager = forward.eager(x)
+            assert torch.equal(model(x), eager)
+            assert torch.equal(forward.eager(x), eager)
     assert (forward.counts.captured, forward.counts.eager) == (1, {})
 
 
