@@ -164,7 +164,7 @@ def poison(tensors: dict[int, Tensor], but: set[int] = frozenset()) -> None:  # 
 class CpuGraph:
     """Ops and the memory they live in."""
 
-    def __init__(self, run: Callable[[], object]) -> None:
+    def __init__(self, run: Callable[[], object], seed: Tensor) -> None:
         recorder = _Recorder(keep=True)
         CpuGraphBackend.active = True
         try:
@@ -174,7 +174,7 @@ class CpuGraph:
             CpuGraphBackend.active = False
             recorder.undo()
         self.tape, self.own = recorder.tape, recorder.own
-        self.seed = torch.empty(1)  # CUDA keeps the random seed in a tensor made at capture and filled at replay
+        self.seed = seed
 
     def replay(self) -> None:
         self.seed.fill_(torch.initial_seed() % 2)
@@ -200,6 +200,7 @@ class CpuGraphBackend:
     def __init__(self) -> None:
         self.pools = 0
         self.graphs: list[CpuGraph] = []
+        self.seed: Tensor | None = None
 
     def __reduce__(self) -> tuple[type["CpuGraphBackend"], tuple[()]]:
         return CpuGraphBackend, ()  # what was captured stays behind
@@ -234,7 +235,9 @@ class CpuGraphBackend:
         return self._record(run)
 
     def _record(self, run: Callable[[], object]) -> CpuGraph:
-        graph = CpuGraph(run)
+        if self.seed is None:  # CUDA keeps the random seed in a tensor made at the first capture, filled at replays
+            self.seed = torch.empty(1)
+        graph = CpuGraph(run, self.seed)
         self.graphs.append(graph)
         return graph
 

@@ -11,7 +11,16 @@ from torch import Tensor, nn
 
 from fusionadvisor.strategies.graphs.backend import WARM_UPS
 from tests.gpu.conftest import Rig
-from tests.strategies.graph_models import Attention, BufferState, ConvNet, Item, LazyCache, Mlp, NumberIntoMask
+from tests.strategies.graph_models import (
+    Attention,
+    BufferState,
+    ConvNet,
+    Item,
+    LazyCache,
+    Mlp,
+    NumberIntoMask,
+    Outcome,
+)
 
 
 def convnet() -> ConvNet:
@@ -135,6 +144,26 @@ def test_autocast_within_the_model_and_around_it(rig: Rig) -> None:
             assert torch.equal(model(x), eager)
             assert torch.equal(forward.eager(x), eager)
     assert (forward.counts.captured, forward.counts.eager) == (1, {})
+
+
+def test_autocast_weights_cast_in_a_failed_capture_are_not_left_behind(rig: Rig) -> None:
+    """A captured kernel has not run: what it would have written holds nothing."""
+
+    class Boxed(Mlp):
+        def forward(self, x: Tensor) -> Any:
+            with torch.autocast(x.device.type, torch.bfloat16):
+                return Outcome(self.first(x))
+
+    model = Boxed()
+    forward = rig.graphed(model)
+    x = rig.randn(4, 8)
+    with torch.no_grad(), torch.autocast(rig.device.type, torch.bfloat16):
+        got = model(x).value
+        assert list(forward.counts.eager) == [
+            "the model returns a Outcome, which may hide tensors; register it as a pytree"
+        ]
+        torch.clear_autocast_cache()
+        assert torch.equal(got, forward.eager(x).value)
 
 
 class Pair(NamedTuple):

@@ -223,7 +223,6 @@ class GraphedForward:
         Weights that autocast has cast and cached live shorter than a graph, so none is taken over or left behind.
         """
         args, kwargs = tree_unflatten(leaves, spec)
-        torch.clear_autocast_cache()
         try:
             with torch.inference_mode() if self._inference_mode else nullcontext():
                 return self.eager(*args, **kwargs)
