@@ -4,8 +4,8 @@ import inspect
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -177,7 +177,7 @@ class GraphedForward:
                 torch.inference_mode(False),
                 torch.set_grad_enabled(differentiable),
                 contents_kept(self.module),
-                _uncached_autocast(device),
+                _autocast_cache_off(),
             ):
                 graph = kind(self, leaves, spec, device)
         except (CaptureError, torch.OutOfMemoryError) as error:
@@ -218,16 +218,10 @@ class GraphedForward:
         return arguments, device, modes, flags
 
     def run(self, leaves: list[Any], spec: TreeSpec) -> Any:
-        """Run the module's own forward on flattened arguments, for a warm-up or a capture.
-
-        Weights that autocast has cast and cached live shorter than a graph, so none is taken over or left behind.
-        """
+        """Run the module's own forward on flattened arguments, for a warm-up or a capture."""
         args, kwargs = tree_unflatten(leaves, spec)
-        try:
-            with torch.inference_mode() if self._inference_mode else nullcontext():
-                return self.eager(*args, **kwargs)
-        finally:
-            torch.clear_autocast_cache()
+        with torch.inference_mode() if self._inference_mode else nullcontext():
+            return self.eager(*args, **kwargs)
 
     def pool(self, device: torch.device) -> Any:
         """The pool this model's inference graphs share."""
@@ -254,11 +248,16 @@ def _leaf_signature(leaf: Any) -> object:
     raise _NoGraphError(f"an input is a {type(leaf).__name__}, which may hold anything")
 
 
-def _uncached_autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """The caller's autocast without its weight cache, which a capture cannot use."""
-    if not torch.is_autocast_enabled(device.type):
-        return nullcontext()
-    return torch.autocast(device.type, torch.get_autocast_dtype(device.type), cache_enabled=False)
+@contextmanager
+def _autocast_cache_off() -> Iterator[None]:
+    """Weights that autocast has cast and cached live shorter than a graph: none is taken over, none left behind."""
+    before = torch.is_autocast_cache_enabled()
+    torch.clear_autocast_cache()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
 
 
 def _static(leaf: Any, *, differentiable: bool = False) -> Any:
