@@ -84,12 +84,17 @@ def profile(
     steps: int | None = None,
     seed: int = 0,
     trust: bool = False,
+    model: str | None = None,
+    model_args: Sequence[str] = (),
+    batch: int | None = None,
+    amp: str | None = None,
+    accumulate: int = 1,
     progress: Progress | None = None,
 ) -> Report:
     """Build a model, run it under the profiler, and say which runs of kernels should have been one.
 
     Args:
-        target: ``file.py[:name]`` or ``package.module:name``.
+        target: ``file.py[:name]``, ``package.module:name``, or a checkpoint file or folder.
         entry: The name to take from the target, where it holds several.
         inputs: Input specs, ``"x=float32[8,3,224,224]"``; empty takes the file's own.
         train: Profile forward, backward and optimizer instead of a forward under ``no_grad``.
@@ -97,6 +102,11 @@ def profile(
         steps: Steps to record; None chooses by their length.
         seed: Seed of inputs and initialisation.
         trust: Allow what pickle would run while loading.
+        model: For a checkpoint of weights alone, the model they belong to, as a target.
+        model_args: ``name=value`` texts to build the model with.
+        batch: Batch size to run at instead of the inputs' own.
+        amp: Run under autocast to ``bf16`` or ``fp16``.
+        accumulate: Batches a training step takes its gradients from.
         progress: Called with a few words before each stage.
 
     Raises:
@@ -107,7 +117,10 @@ def profile(
 
     say = progress or _silent
     say("building the model")
-    workload = resolve(target, entry=entry, inputs=inputs, train=train, device=device, seed=seed, trust=trust)
+    workload = resolve(
+        target, entry=entry, inputs=inputs, train=train, device=device, seed=seed, trust=trust, model=model,
+        model_args=model_args, batch=batch, amp=amp, accumulate=accumulate,
+    )  # fmt: skip
     return profile_workload(workload, steps=steps, progress=say)
 
 

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fusionadvisor.cli.options import (
+    AccumulateOption,
+    AmpOption,
+    BatchOption,
     CsvOption,
     DeviceOption,
     EntryOption,
@@ -20,6 +23,8 @@ from fusionadvisor.cli.options import (
     InputOption,
     JsonOption,
     MarkdownOption,
+    ModelArgOption,
+    ModelOption,
     PerfettoOption,
     SarifOption,
     SeedOption,
@@ -51,6 +56,11 @@ def apply(
     device: DeviceOption = None,
     seed: SeedOption = 0,
     trust: TrustOption = False,
+    model: ModelOption = None,
+    model_args: ModelArgOption = None,
+    batch: BatchOption = None,
+    amp: AmpOption = None,
+    accumulate: AccumulateOption = 1,
     timeout: Annotated[float, typer.Option("--timeout", min=1, help="Seconds one attempt may take.")] = 300.0,
     save: Annotated[
         Path | None, typer.Option("--save", metavar="DIR", help="Write the recipe of what was kept.")
@@ -84,7 +94,8 @@ def apply(
         from fusionadvisor.workload.resolve import resolve
 
         workload = resolve(
-            target, entry=entry, inputs=inputs or (), train=train, device=device, seed=seed, trust=trust
+            target, entry=entry, inputs=inputs or (), train=train, device=device, seed=seed, trust=trust,
+            model=model, model_args=model_args or (), batch=batch, amp=amp, accumulate=accumulate,
         )  # fmt: skip
     from fusionadvisor import advisor
 

@@ -62,3 +62,20 @@ DeviceOption = Annotated[
 ]
 SeedOption = Annotated[int, typer.Option("--seed", help="Seed of weights and inputs.")]
 TrustOption = Annotated[bool, typer.Option("--trust", help="Run what a pickled checkpoint asks for while it loads.")]
+ModelOption = Annotated[
+    str | None,
+    typer.Option("--model", metavar="FILE.py:NAME", help="For a checkpoint of weights: the model they belong to."),
+]
+ModelArgOption = Annotated[
+    list[str] | None,
+    typer.Option("--model-arg", metavar="NAME=VALUE", help="An argument to build the model with; repeat for several."),
+]
+BatchOption = Annotated[
+    int | None, typer.Option("--batch", min=1, help="Run at this batch size instead of the inputs' own.")
+]
+AmpOption = Annotated[
+    str | None, typer.Option("--amp", metavar="DTYPE", help="Run under autocast (mixed precision): bf16 or fp16.")
+]
+AccumulateOption = Annotated[
+    int, typer.Option("--accumulate", min=1, help="With --train: batches a step takes its gradients from.")
+]

@@ -6,6 +6,9 @@ from typing import Annotated
 import typer
 
 from fusionadvisor.cli.options import (
+    AccumulateOption,
+    AmpOption,
+    BatchOption,
     CsvOption,
     DeviceOption,
     EntryOption,
@@ -17,6 +20,8 @@ from fusionadvisor.cli.options import (
     InputOption,
     JsonOption,
     MarkdownOption,
+    ModelArgOption,
+    ModelOption,
     PerfettoOption,
     SarifOption,
     SeedOption,
@@ -26,7 +31,9 @@ from fusionadvisor.cli.options import (
 
 
 def profile(
-    target: Annotated[str, typer.Argument(metavar="TARGET", help="file.py, file.py:name or package.module:name.")],
+    target: Annotated[
+        str, typer.Argument(metavar="TARGET", help="file.py[:name], package.module:name, or a checkpoint.")
+    ],
     entry: EntryOption = None,
     inputs: InputOption = None,
     train: TrainOption = False,
@@ -34,6 +41,11 @@ def profile(
     steps: Annotated[int | None, typer.Option("--steps", min=1, help="Steps to record; default: enough.")] = None,
     seed: SeedOption = 0,
     trust: TrustOption = False,
+    model: ModelOption = None,
+    model_args: ModelArgOption = None,
+    batch: BatchOption = None,
+    amp: AmpOption = None,
+    accumulate: AccumulateOption = 1,
     json: JsonOption = None,
     html: HtmlOption = None,
     markdown: MarkdownOption = None,
@@ -57,7 +69,7 @@ def profile(
     with working() as say:
         report = advisor.profile(
             target, entry=entry, inputs=inputs or (), train=train, device=device, steps=steps, seed=seed, trust=trust,
-            progress=say,
+            model=model, model_args=model_args or (), batch=batch, amp=amp, accumulate=accumulate, progress=say,
         )  # fmt: skip
     if report.workload:
         try:
