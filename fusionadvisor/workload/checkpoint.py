@@ -97,7 +97,7 @@ def _read_safetensors(path: Path) -> dict[str, torch.Tensor]:
         from safetensors.torch import load_file
     except ImportError as error:
         raise EnvironmentUnfitError(
-            f"{shown(path)} needs the package safetensors.", "pip install safetensors"
+            f"{shown(path)} needs the package safetensors.", "pip install 'fusion-advisor[hf]'"
         ) from error
     try:
         return dict(load_file(path))

@@ -54,7 +54,7 @@ def _build(path: Path) -> tuple[nn.Module, Any]:
     except ImportError as error:
         raise EnvironmentUnfitError(
             f"{path} is a Hugging Face folder, and the package transformers is not installed.",
-            "pip install transformers",
+            "pip install 'fusion-advisor[hf]'",
         ) from error
     try:
         stated = json.loads((path / "config.json").read_text(encoding="utf-8"))
