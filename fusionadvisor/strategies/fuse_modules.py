@@ -8,7 +8,7 @@ from torch import nn
 
 from fusionadvisor.flow.graph import FlowGraph, ModuleCall, Op
 from fusionadvisor.report.model import Refusal, Source
-from fusionadvisor.strategies import folding, source
+from fusionadvisor.strategies import folding, pairing, source
 from fusionadvisor.strategies.base import Plan, Site, Strategy, Subject
 from fusionadvisor.strategies.modules import Sharing, blocker, replace, unfit
 
@@ -193,7 +193,7 @@ class _Survey:
             reason, op = self._flow(graph, pair)
             if reason:
                 return reason, _source(op) or self._line(pair.second)
-        if reason := source.always_follows(self.code, self.model, pair.first, pair.second):
+        if reason := pairing.always_follows(self.code, self.model, pair.first, pair.second):
             return reason, self._line(pair.second)
         return "", None
 

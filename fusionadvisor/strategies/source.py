@@ -1,8 +1,7 @@
-"""What the model's own code says: whether the result of one module always goes to another, and nowhere else.
+"""The model's own code: every function its forward can reach, and where in them a module is mentioned.
 
-A recording proves nothing about a path it did not take. Before a rewrite that is right only while module B follows
-module A, every function that forward can reach is read, and each mention of A has to be a call whose result goes
-straight into a call of B. Code that cannot be read, or that is cleverer than this reader, proves nothing.
+A recording proves nothing about a path it did not take; what it leaves open is read here. Code that cannot be read, or
+that is cleverer than this reader, proves nothing.
 """
 
 import ast
@@ -30,13 +29,6 @@ _DYNAMIC = frozenset(
     {"_modules", "__dict__", "children", "modules", "named_children", "named_modules", "get_submodule"}
 )  # fmt: skip
 """Ways to reach a submodule without writing its name."""
-_BUILTINS = ("zip", "enumerate", "range", "reversed", "len")
-_LEAVES = (ast.Return, ast.Raise, ast.Break, ast.Continue, ast.Yield, ast.YieldFrom)
-_BRANCHES = (
-    ast.If, ast.IfExp, ast.While, ast.Try, ast.Match, ast.BoolOp, ast.Lambda, ast.Break, ast.Continue, ast.Raise,
-    ast.Yield, ast.YieldFrom, ast.NamedExpr,
-)  # fmt: skip
-_CONDITIONAL = (ast.IfExp, ast.BoolOp, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,125 +117,7 @@ def _undocumented(node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.AST:
     return bare
 
 
-def always_follows(code: Code, model: nn.Module, first: str, second: str) -> str:
-    """Say why the code does not show that the result of ``first`` goes to ``second`` alone; empty where it does.
-
-    Args:
-        code: What :func:`read` returned for ``model``.
-        model: The model both belong to.
-        first: Path of a module that returns one tensor.
-        second: Path of the module that takes it.
-    """
-    if code.unreadable:
-        return f"the source of {code.unreadable[0]} cannot be read, so another path through it cannot be ruled out"
-    owner_path, keys = _owner(model, first)
-    other_path, other_keys = _owner(model, second)
-    if owner_path != other_path:
-        return f"{first} and {second} are called from different modules"
-    owner = model.get_submodule(owner_path)
-    if _plain_sequential(model, first, second):
-        return _whole(code, owner, keys) or _paired(code, nn.Module, keys[-1:], other_keys[-1:])
-    return _paired(code, owner, keys, other_keys)
-
-
-def _whole(code: Code, owner: nn.Module, keys: tuple[str, ...]) -> str:
-    """Say where a Sequential at ``keys[:-1]`` of ``owner`` is used otherwise than called as a whole."""
-    if len(keys) == 1:
-        return ""  # it is the owner itself
-    depth = len(keys) - 2  # containers between the owner's attribute and the Sequential
-    problems = []
-    for function in code.functions:
-        nodes = [mention.node for mention in _mentions(function, owner, keys[0], ())] + _dynamic(function, owner)
-        broken = next((node for node in nodes if not _used_whole(function, node, depth)), None)
-        if nodes:
-            problems.append((function, nodes, f"{_where(function, broken)} takes {keys[0]} apart" if broken else ""))
-    return _judge(problems)
-
-
-def _paired(code: Code, owner: Any, keys: tuple[str, ...], other_keys: tuple[str, ...]) -> str:
-    """Say where a module is mentioned otherwise than in a pair with the other."""
-    problems = []
-    for function in code.functions:
-        firsts = list(_mentions(function, owner, keys[0], keys[1:]))
-        seconds = list(_mentions(function, owner, other_keys[0], other_keys[1:]))
-        hidden = [] if owner is nn.Module else _dynamic(function, owner)
-        nodes = [mention.node for mention in (*firsts, *seconds)] + hidden
-        if nodes:
-            problem = f"{_where(function, hidden[0])} reaches modules without their names" if hidden else ""
-            problems.append((function, nodes, problem or _unpaired(function, firsts, seconds)))
-    return _judge(problems)
-
-
-def _judge(problems: list[tuple[Function, list[ast.expr], str]]) -> str:
-    """A problem does not matter in the one function that mentions a site if that function does the same every time."""
-    if len(problems) == 1:
-        function, nodes, _ = problems[0]
-        if _branch_free(function) and not any(_passed_on(function, node) for node in nodes):
-            return ""
-    return next((problem for _, _, problem in problems if problem), "")
-
-
-def _unpaired(function: Function, firsts: list[Mention], seconds: list[Mention]) -> str:
-    left = {id(mention.node): mention for mention in seconds}
-    for mention in firsts:
-        if _harmless(function, mention.node):
-            continue
-        partner = next((m for m in left.values() if m.tag == mention.tag and _feeds(function, mention, m)), None)
-        if partner is None:
-            return f"{_where(function, mention.node)} uses {ast.unparse(mention.node)} another way"
-        del left[id(partner.node)]
-    rest = [m for m in left.values() if not _none_test(function, m.node)]
-    return f"{_where(function, rest[0].node)} uses {ast.unparse(rest[0].node)} another way" if rest else ""
-
-
-def _feeds(function: Function, first: Mention, second: Mention) -> bool:
-    """Whether ``second(first(…))``, or ``v = first(…)`` then ``second(v)`` in one block and no other use of v."""
-    call = function.parents.get(first.node)
-    taken = function.parents.get(second.node)
-    if not (isinstance(call, ast.Call) and call.func is first.node):
-        return False
-    if not (isinstance(taken, ast.Call) and taken.func is second.node and len(taken.args) == 1 and not taken.keywords):
-        return False
-    argument = taken.args[0]
-    if argument is call:
-        return True
-    made = function.parents[call]
-    if not (isinstance(made, ast.Assign) and len(made.targets) == 1 and isinstance(made.targets[0], ast.Name)):
-        return False
-    name = made.targets[0].id
-    if not (isinstance(argument, ast.Name) and argument.id == name):
-        return False
-    block = _block(function, made)
-    if "[" in first.tag and taken not in ast.walk(block[min(block.index(made) + 1, len(block) - 1)]):
-        return False  # the index may have moved on
-    return _flows(function, block, made, argument, name)
-
-
-def _flows(function: Function, block: list[ast.stmt], made: ast.stmt, argument: ast.Name, name: str) -> bool:
-    """Whether ``name``, made by one statement of a block, is read by ``argument`` in a later one and nowhere else."""
-    inside = [node for node in function.ancestors(argument) if node in block]
-    if not inside or any(isinstance(node, _CONDITIONAL) for node in function.ancestors(argument)):
-        return False
-    start, end = block.index(made), block.index(inside[0])
-    used = block[end]
-    if end <= start or not isinstance(used, ast.Assign | ast.AnnAssign | ast.Return | ast.Expr | ast.AugAssign):
-        return False
-    between = [node for statement in block[start + 1 : end] for node in ast.walk(statement)]
-    if any(isinstance(node, _LEAVES) or _names(node, name) for node in between) or _loads(used, name) != 1:
-        return False
-    if any(_loads(n, name) for n in ast.walk(function.node) if isinstance(n, ast.Lambda | ast.FunctionDef)
-           and n is not function.node):  # fmt: skip
-        return False  # a closure may read it later
-    for statement in block[end:]:
-        if statement is not used and _loads(statement, name):
-            return False
-        if isinstance(statement, ast.Assign) and any(_names(target, name) for target in statement.targets):
-            return True  # the name means something else from here on
-    outside = _loads(function.node, name) - sum(_loads(statement, name) for statement in block[start:])
-    return block is function.node.body or outside == 0
-
-
-def _mentions(function: Function, owner: Any, attribute: str, keys: tuple[str, ...]) -> Iterator[Mention]:
+def mentions(function: Function, owner: Any, attribute: str, keys: tuple[str, ...]) -> Iterator[Mention]:
     """Expressions that may denote the module at ``attribute`` of ``owner``, then at ``keys`` of its containers."""
     for node in ast.walk(function.node):
         if isinstance(node, ast.Attribute) and node.attr == attribute and isinstance(node.ctx, ast.Load):
@@ -267,18 +141,18 @@ def _elements(function: Function, mention: Mention, keys: tuple[str, ...]) -> It
         tag = mention.tag if isinstance(index, ast.Constant) else f"{mention.tag}[{ast.dump(index)}]{keys[0]}"
         yield from _elements(function, Mention(parent, tag), keys[1:])
         return
-    loop = _loop(function, mention.node)
-    if loop is None:
-        if not _counted(function, mention.node):
+    found = loop(function, mention.node)
+    if found is None:
+        if not counted(function, mention.node):
             yield mention  # used in a way this reader does not follow: an unpaired mention
         return
-    target, tag = loop
+    target, tag = found
     for node in ast.walk(function.node):
         if isinstance(node, ast.Name) and node.id == target and isinstance(node.ctx, ast.Load):
             yield from _elements(function, Mention(node, f"{tag}{keys[0]}"), keys[1:])
 
 
-def _loop(function: Function, node: ast.expr) -> tuple[str, str] | None:
+def loop(function: Function, node: ast.expr) -> tuple[str, str] | None:
     """The name that runs over ``node`` in ``for``, through ``enumerate`` and ``zip``, and a tag of the loop."""
     path: list[int] = []
     current: ast.AST = node
@@ -299,50 +173,7 @@ def _loop(function: Function, node: ast.expr) -> tuple[str, str] | None:
     return None
 
 
-def _used_whole(function: Function, node: ast.expr, depth: int) -> bool:
-    """Whether a container is only called, or indexed and looped over down to something that is only called."""
-    parent = function.parents[node]
-    if isinstance(parent, ast.Call) and parent.func is node:
-        return True
-    if _none_test(function, node) or _counted(function, node):
-        return True
-    if isinstance(parent, ast.Subscript) and parent.value is node:
-        left = depth if isinstance(parent.slice, ast.Slice) else depth - 1
-        return depth > 0 and _used_whole(function, parent, left)
-    loop = _loop(function, node)
-    if loop is None or depth <= 0:
-        return False
-    loads = [n for n in ast.walk(function.node) if isinstance(n, ast.Name) and n.id == loop[0]]
-    return all(_used_whole(function, n, depth - 1) for n in loads if isinstance(n.ctx, ast.Load))
-
-
-def _branch_free(function: Function) -> bool:
-    """Whether every call of the function does the same things: then what was recorded once is always so."""
-    body = function.node.body
-    for node in ast.walk(function.node):
-        if isinstance(node, _BRANCHES) or (isinstance(node, ast.Return) and node is not body[-1]):
-            return False
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node is not function.node:
-            return False
-        if isinstance(node, ast.comprehension) and (node.ifs or not _static(function, node.iter)):
-            return False
-        if isinstance(node, ast.For) and not _static(function, node.iter):
-            return False
-    return True
-
-
-def _static(function: Function, node: ast.expr) -> bool:
-    """Whether a loop runs over the module's own attributes and constants alone."""
-    if isinstance(node, ast.Constant):
-        return True
-    if isinstance(node, ast.Attribute):
-        return function.on_self(node.value)
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
-        return node.func.id in _BUILTINS and all(_static(function, a) for a in node.args)
-    return False
-
-
-def _dynamic(function: Function, owner: Any) -> list[ast.expr]:
+def dynamic(function: Function, owner: Any) -> list[ast.expr]:
     """Expressions that reach submodules without naming them, on this owner or on something unknown."""
     found: list[ast.expr] = []
     for node in ast.walk(function.node):
@@ -357,21 +188,15 @@ def _dynamic(function: Function, owner: Any) -> list[ast.expr]:
     return found
 
 
-def _passed_on(function: Function, node: ast.expr) -> bool:
-    """Whether an expression is handed to a function that may do with it what it likes."""
-    parent = function.parents[node]
-    if not (isinstance(parent, ast.Call) and node in parent.args):
-        return isinstance(parent, ast.keyword | ast.Starred)
-    return not (isinstance(parent.func, ast.Name) and parent.func.id in _BUILTINS)
-
-
-def _harmless(function: Function, node: ast.expr) -> bool:
+def harmless(function: Function, node: ast.expr) -> bool:
+    """Whether a mention only asks for a hyper-parameter, or whether the module is there."""
     parent = function.parents[node]
     reads = isinstance(parent, ast.Attribute) and parent.attr in _HARMLESS and isinstance(parent.ctx, ast.Load)
-    return reads or _none_test(function, node)
+    return reads or none_test(function, node)
 
 
-def _none_test(function: Function, node: ast.expr) -> bool:
+def none_test(function: Function, node: ast.expr) -> bool:
+    """Whether a mention is only compared with None."""
     parent = function.parents[node]
     return (
         isinstance(parent, ast.Compare)
@@ -380,7 +205,8 @@ def _none_test(function: Function, node: ast.expr) -> bool:
     )
 
 
-def _counted(function: Function, node: ast.expr) -> bool:
+def counted(function: Function, node: ast.expr) -> bool:
+    """Whether a mention is only passed to ``len``."""
     parent = function.parents[node]
     return isinstance(parent, ast.Call) and isinstance(parent.func, ast.Name) and parent.func.id == "len"
 
@@ -391,25 +217,29 @@ def _getattr_name(node: ast.Call) -> str | None:
     return node.args[1].value if isinstance(node.args[1], ast.Constant) else None  # type: ignore[return-value]
 
 
-def _block(function: Function, statement: ast.stmt) -> list[ast.stmt]:
+def block(function: Function, statement: ast.stmt) -> list[ast.stmt]:
+    """The list of statements that a statement belongs to."""
     parent = function.parents[statement]
     blocks = [getattr(parent, name, None) for name in ("body", "orelse", "finalbody")]
     return next(block for block in blocks if isinstance(block, list) and statement in block)
 
 
-def _names(node: ast.AST, name: str) -> bool:
+def names(node: ast.AST, name: str) -> bool:
+    """Whether a node is the local name ``name``."""
     return isinstance(node, ast.Name) and node.id == name
 
 
-def _loads(node: ast.AST, name: str) -> int:
-    return sum(_names(n, name) and isinstance(n.ctx, ast.Load) for n in ast.walk(node))  # type: ignore[attr-defined]
+def loads(node: ast.AST, name: str) -> int:
+    """How often the local name is read in a node."""
+    return sum(names(n, name) and isinstance(n.ctx, ast.Load) for n in ast.walk(node))  # type: ignore[attr-defined]
 
 
-def _where(function: Function, node: ast.AST) -> str:
+def where(function: Function, node: ast.AST) -> str:
+    """A place in a function, in words."""
     return f"line {getattr(node, 'lineno', 0)} of {function.name}"
 
 
-def _owner(model: nn.Module, path: str) -> tuple[str, tuple[str, ...]]:
+def owner(model: nn.Module, path: str) -> tuple[str, tuple[str, ...]]:
     """Split a path at the innermost module that is no container: its path, then the keys from there down."""
     parts = path.split(".")
     cut = len(parts) - 1
@@ -419,10 +249,11 @@ def _owner(model: nn.Module, path: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _is_container(module: nn.Module) -> bool:
-    return isinstance(module, _CONTAINERS) or _runs_in_order(module)
+    return isinstance(module, _CONTAINERS) or runs_in_order(module)
 
 
-def _runs_in_order(module: nn.Module) -> bool:
+def runs_in_order(module: nn.Module) -> bool:
+    """Whether a module is a Sequential with torch's own forward."""
     return (
         isinstance(module, nn.Sequential)
         and type(module).forward is nn.Sequential.forward
@@ -430,12 +261,12 @@ def _runs_in_order(module: nn.Module) -> bool:
     )
 
 
-def _plain_sequential(model: nn.Module, first: str, second: str) -> bool:
+def plain_sequential(model: nn.Module, first: str, second: str) -> bool:
     """Whether both are children of one Sequential, neighbours but for Identity between them."""
     parent, _, key = first.rpartition(".")
     other_parent, _, other_key = second.rpartition(".")
     holder = model.get_submodule(parent)
-    if parent != other_parent or not _runs_in_order(holder):
+    if parent != other_parent or not runs_in_order(holder):
         return False
     keys = list(holder._modules)
     between = keys[keys.index(key) + 1 : keys.index(other_key)]

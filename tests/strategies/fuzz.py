@@ -48,6 +48,7 @@ class Writer:
         self.lines: list[str] = []
         self.pairs: list[tuple[str, str]] = []
         self.kept: list[str] = []
+        self.activations: list[str] = []
         self.names = itertools.count()
 
     def chance(self, probability: float) -> bool:
@@ -160,6 +161,21 @@ class Writer:
             other = self.draw.choice(self.pairs)[0]
             self.say(indent, f"x = x + getattr(self, 'c' + '{other[6:]}' if x.mean() > 0.4 else '{other[5:]}')(x)")
 
+    def activation(self, indent: str, depth: int) -> None:
+        """An activation module on something fresh, or on something that others hold."""
+        if not self.activations or self.chance(0.7):
+            number = next(self.names)
+            self.modules.append(f"self.r{number} = {self.draw.choice(('nn.ReLU()', 'nn.SiLU()', 'nn.LeakyReLU(0.1)'))}")
+            self.activations.append(f"self.r{number}")
+        r = self.draw.choice(self.activations)
+        c, n = self.pair()
+        uses = (f"x = {r}({n}({c}(x)))", f"x = {r}(x)", f"x = {r}(x + 1) * x", f"x = {r}({c}(x)) + x",
+                f"y = {c}(x)\n{indent}z = {r}(y)\n{indent}x = z - y", f"y = {n}(x)\n{indent}y += x\n{indent}x = {r}(y)",
+                f"y = {c}(x)\n{indent}x = {r}(y)\n{indent}if x.mean() > 0.3:\n{indent}    x = x + y",
+                f"x = x + {r}(x[:, :2]).mean()", f"y = x if x.mean() > 0.2 else {c}(x)\n{indent}x = {r}(y) + x",
+                f"self.last = {c}(x)\n{indent}x = {r}(self.last) + self.last")  # fmt: skip
+        self.lines += (indent + self.draw.choice(uses)).split("\n")
+
     def pointwise(self, indent: str, depth: int) -> None:
         self.say(indent, self.draw.choice(("x = torch.relu(x)", "x = x * 0.5 + 1", "x = x.clone().tanh_()")))
 
@@ -191,7 +207,7 @@ class Writer:
 BLOCKS = (
     Writer.nested, Writer.nested, Writer.straight, Writer.straight, Writer.named, Writer.named, Writer.before,
     Writer.branch, Writer.conditional_norm, Writer.sequential, Writer.sequential, Writer.listed, Writer.by_name,
-    Writer.pointwise, Writer.again,
+    Writer.pointwise, Writer.again, Writer.activation, Writer.activation,
 )  # fmt: skip
 
 
