@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from fusionadvisor.render import labels, verdict
 from fusionadvisor.render.text import Piece, Sheet
-from fusionadvisor.report.model import Attempt, Report, Verification
+from fusionadvisor.report.model import Attempt, Finding, Report, Verification
 from fusionadvisor.units import plural
 
 STYLES = {
@@ -132,14 +132,23 @@ def _details(sheet: Sheet, report: Report, attempt: Attempt) -> None:
 
 
 def _findings(sheet: Sheet, report: Report) -> None:
-    """Say which findings the kept steps address and which stay."""
-    closed = {id_ for a in report.attempts if a.kept and a.outcome == "faster" for id_ in a.findings}
-    still = [f for f in report.findings if f.id not in closed and not f.footnote]
+    """Say which findings the kept steps address, what was bound to go and what went, and which findings stay."""
+    ids = {id_ for a in report.attempts if a.kept for id_ in a.findings}
+    closed = [f for f in report.findings if f.id in ids]
     if not closed:
         return
     sheet.gap()
-    names = list(dict.fromkeys(f.rule for f in report.findings if f.id in closed))
-    open_ = list(dict.fromkeys(f.rule for f in still if f.rule not in names))
-    items: list[Piece] = [f"addressed: {', '.join(names)}"]
-    items += [f"still open: {', '.join(open_)}"] if open_ else []
+    names = list(dict.fromkeys(f.rule for f in closed))
+    items: list[Piece] = [f"addressed: {', '.join(names)} ({_bound_and_measured(report, closed)})"]
+    still = dict.fromkeys(f.rule for f in report.findings if f.id not in ids and not f.footnote and f.rule not in names)
+    items += [f"still open: {', '.join(still)}"] if still else []
     sheet.flow(items, lead=[("Findings  ", "bold")], indent=10, gap="   ")
+
+
+def _bound_and_measured(report: Report, closed: Sequence[Finding]) -> str:
+    scale = verdict.scale(report)
+    low, high = (sum(getattr(f.saving.step_us, end) for f in closed) for end in ("low", "high"))
+    both = verdict.arms(report)
+    went = (both[0].median_ms - both[1].median_ms) * 1e3 if both else 0.0
+    measured = f"measured {scale.time(went)}" if verdict.proven(report) else "no proven difference measured"
+    return f"bound {scale.range(low, high)}, {measured}"

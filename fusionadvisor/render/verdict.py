@@ -81,14 +81,18 @@ def of_attempts(report: Report) -> str:
     """The verdict of an apply, without its figures."""
     if not report.attempts:
         return "Nothing was tried"
-    kept = [a for a in report.attempts if a.kept]
-    if report.result and kept:
-        low, high = report.result.ci95
-        band_low, band_high = report.result.aa_band
-        if low > max(band_high, 1.0):
-            return f"{labels.ratio(report.result.median)} faster"
-        if high < min(band_low, 1.0):
-            return f"{labels.ratio(1 / report.result.median)} slower"
-        return "No proven difference"
+    if report.result and any(a.kept for a in report.attempts):
+        if not proven(report):
+            return "No proven difference"
+        gain = report.result.median
+        return f"{labels.ratio(gain)} faster" if gain > 1 else f"{labels.ratio(1 / gain)} slower"
     worst = next((a for a in report.attempts if labels.failed(a)), report.attempts[-1])
     return f"Nothing was changed: {worst.strategy} {labels.ENDED[worst.outcome]}"
+
+
+def proven(report: Report) -> bool:
+    """Whether the interval of the result lies outside what the same code against itself showed."""
+    if report.result is None:
+        return False
+    (low, high), (band_low, band_high) = report.result.ci95, report.result.aa_band
+    return low > max(band_high, 1.0) or high < min(band_low, 1.0)
