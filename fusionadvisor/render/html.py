@@ -49,6 +49,7 @@ def compose(report: Report) -> str:
         waterfall=charts.waterfall(report.attempts),
         strips=charts.samples(arms),
         findings=[(f, charts.saving(f, verdict.of_step(report)), _page(f)) for f in verdict.ranked(report)],
+        common=verdict.common(report.findings),
         footnotes=[f for f in report.findings if f.footnote],
         kernels=_kernels(table),
         word=labels.kernel_word(report),

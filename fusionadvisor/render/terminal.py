@@ -1,7 +1,6 @@
 """A report as text for a terminal: the verdict first, then what it rests on. Works from the report alone."""
 
 import os
-from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -126,7 +125,9 @@ def _step(sheet: Sheet, report: Report) -> None:
         items.append(scale.time(line.step_us))
     if (busy := _busy(report)) is not None:
         items.append(f"GPU busy {percent(busy)}")
-    items.append(plural(round(verdict.kernels(report) / verdict.steps_shown(report)), labels.kernel_word(report)))
+    count = plural(round(verdict.kernels(report) / verdict.steps_shown(report)), labels.kernel_word(report))
+    share = verdict.unfused_share(report)
+    items.append(f"{count}, {percent(share)} of their time unfused" if share else count)
     moved = sum(b for b in line.kernels.bytes if b > 0)
     if moved and all(b >= 0 for b in line.kernels.bytes):
         items.append(f"{size_bytes(moved / verdict.steps_shown(report))} moved")
@@ -181,7 +182,7 @@ def _findings(sheet: Sheet, report: Report) -> None:
     if not ranked:
         return
     wide = sheet.width >= WIDE
-    common = _common(ranked)
+    common = verdict.common(ranked)
     sheet.gap()
     title = "could save (bound)"
     room = sheet.width - 2 - len("Findings") - (HOW if wide else 0)
@@ -196,12 +197,6 @@ def _findings(sheet: Sheet, report: Report) -> None:
         sheet.flow([(n, "dim") for n in names], lead=[("  too small to act on: ", "dim")], indent=9)
     for sentence in common:
         sheet.say(sentence, style="dim", indent=2)
-
-
-def _common(findings: Sequence[Finding]) -> list[str]:
-    """Sentences that several findings share, to be said once."""
-    counts = Counter(sentence for finding in findings for sentence in finding.evidence)
-    return [sentence for sentence, count in counts.items() if count > 1]
 
 
 def _finding(sheet: Sheet, report: Report, finding: Finding, common: Sequence[str]) -> None:
@@ -236,13 +231,8 @@ def _rest(sheet: Sheet, report: Report) -> None:
             [p.message or titles.get(p.rule, p.rule) for p in report.passed], lead=[("Passed    ", "bold")], indent=10
         )
     if report.not_applicable:
-        for i, item in enumerate(report.not_applicable):
-            sheet.say(
-                f"{item.rule}: {item.reason}",
-                style="dim",
-                lead=[("Skipped   " if not i else " " * 10, "bold")],
-                indent=10,
-            )
+        reasons = dict.fromkeys(item.reason for item in report.not_applicable)
+        sheet.flow([(reason, "dim") for reason in reasons], lead=[("Skipped   ", "bold")], indent=10)
     for i, miss in enumerate(report.near_misses[:6]):
         place = f" ({labels.source(miss.source)})" if miss.source else ""
         at = f"{miss.module}: " if miss.module and miss.module not in miss.reason else ""

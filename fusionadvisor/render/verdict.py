@@ -1,5 +1,8 @@
 """The one sentence a report comes down to."""
 
+from collections import Counter
+from collections.abc import Sequence
+
 from fusionadvisor.render import labels
 from fusionadvisor.report.model import Finding, Report, Timing
 from fusionadvisor.units import percent, plural
@@ -54,13 +57,25 @@ def of_findings(report: Report) -> str:
     if all(finding.footnote for finding in report.findings):
         return "Nothing worth acting on: every finding is smaller than the noise of a step"
     high, whole = could_save(report), of_step(report)
-    time = "CPU time" if labels.cpu_times(report) else "kernel time"
-    could = f"up to {scale(report).bound(high)} of {scale(report).bound(whole)} could go" if high >= 0.05 else ""
-    share = report.fusion.unfused_us / kernel_us(report) if kernel_us(report) else 0.0
-    if share >= 0.005:
-        head = f"{percent(share)} of the {time} is unfused work"
-        return f"{head}: {could}" if could else f"{head}, but removing it would not shorten the step"
-    return could[:1].upper() + could[1:] or f"{plural(len(report.findings), 'finding')}, none that shortens the step"
+    if high <= 0:
+        return f"{plural(len(report.findings), 'finding')}, none that is known to shorten the step"
+    time = "the step's CPU time" if labels.cpu_times(report) else "the step"
+    if not whole:
+        return f"Up to {scale(report).bound(high)} could go"
+    return (
+        f"Up to {percent(high / whole)} of {time} could go: {scale(report).bound(high)} of {scale(report).bound(whole)}"
+    )
+
+
+def unfused_share(report: Report) -> float:
+    """Share of kernel time in kernels that could be one with others."""
+    return report.fusion.unfused_us / (kernel_us(report) or 1.0)
+
+
+def common(findings: Sequence[Finding]) -> list[str]:
+    """Sentences that several findings share, to be said once."""
+    counts = Counter(sentence for finding in findings for sentence in finding.evidence)
+    return [sentence for sentence, count in counts.items() if count > 1]
 
 
 def scale(report: Report) -> labels.Scale:

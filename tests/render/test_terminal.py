@@ -71,13 +71,13 @@ def test_colour_follows_the_terminal(monkeypatch: pytest.MonkeyPatch, env: dict[
 
 def test_verdict_adds_only_what_adds_up() -> None:
     # 111 + 74 µs; the third finding's kernels are counted in the others
-    assert "up to 185 µs of 462 µs could go" in text(PROFILE)
-    assert "36 % of the kernel time is unfused work" in text(PROFILE)  # 165 of 458 µs
+    assert "Up to 40 % of the step could go: 185 µs of 462 µs" in text(PROFILE)
+    assert "36 % of their time unfused" in text(PROFILE)  # 165 of 458 µs of kernels
 
 
 def test_verdict_never_exceeds_the_step() -> None:
     report = replace(PROFILE, findings=(replace(CHAIN, saving=bound(100, 9000)),))
-    assert "up to 462 µs of 462 µs" in text(report)
+    assert "Up to 100 % of the step could go: 462 µs of 462 µs" in text(report)
 
 
 def test_findings_are_ranked_by_saving_whatever_their_order() -> None:
