@@ -44,6 +44,7 @@ class Writer:
 
     def __init__(self, seed: int) -> None:
         self.draw = random.Random(seed)
+        self.blocks = BLOCKS if seed % 2 else (*BLOCKS, *[Writer.activation] * 12)
         self.modules: list[str] = []
         self.lines: list[str] = []
         self.pairs: list[tuple[str, str]] = []
@@ -69,7 +70,7 @@ class Writer:
     def block(self, indent: str, depth: int) -> None:
         self.say(indent, "pass")
         for _ in range(self.draw.randint(1, 3)):
-            self.draw.choice(BLOCKS)(self, indent, depth)
+            self.draw.choice(self.blocks)(self, indent, depth)
 
     # statements ------------------------------------------------------------------------------------------------------
 
