@@ -67,21 +67,25 @@ class Step:
     outputs: Any
 
 
-class _Waits(TorchFunctionMode):
+class Waits(TorchFunctionMode):
     """Reads of tensors on the CPU that never reach the dispatcher."""
+
+    spoilt = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") in _HOST_READS:
+            self.spoilt = True
             _refuse(func.__name__)
         return func(*args, **(kwargs or {}))
 
 
-class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Stores ops while they run, when ``keep`` is set; raises on a wait either way."""
 
     def __init__(self, keep: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.keep = keep
+        self.spoilt = False
         self.tape: list[Step] = []
         self.own: dict[int, Tensor] = {}
         self.numbers: set[int] = set()
@@ -93,6 +97,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name == _FROM_PYTHON and not args[0].shape:
             self.numbers.add(_key(args[0]))
         elif name in SYNC_OPS or name == _FROM_PYTHON or self._masked(name, args):
+            self.spoilt = True
             _refuse(name)
         for tensor in tree_leaves((args, kwargs)):
             if isinstance(tensor, Tensor):
@@ -164,17 +169,34 @@ def poison(tensors: dict[int, Tensor], but: set[int] = frozenset()) -> None:  # 
 class CpuGraph:
     """Ops and the memory they live in."""
 
-    def __init__(self, run: Callable[[], object], seed: Tensor) -> None:
-        recorder = _Recorder(keep=True)
-        CpuGraphBackend.active = True
-        try:
-            with recorder, _Waits():
-                self.outputs = run()
-        finally:
-            CpuGraphBackend.active = False
-            recorder.undo()
-        self.tape, self.own = recorder.tape, recorder.own
+    active: "CpuGraph | None" = None
+
+    def __init__(self, seed: Tensor) -> None:
         self.seed = seed
+        self.tape: list[Step] = []
+        self.own: dict[int, Tensor] = {}
+        self.outputs: object = None
+        self._recorder = Recorder(keep=True)
+        self._waits = Waits()
+
+    def begin(self) -> None:
+        CpuGraph.active = self
+        self._recorder.__enter__()  # type: ignore[no-untyped-call]
+        self._waits.__enter__()  # type: ignore[no-untyped-call]
+
+    def end(self) -> None:
+        self._waits.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        self._recorder.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        CpuGraph.active = None
+        self._recorder.undo()
+        self.tape, self.own = self._recorder.tape, self._recorder.own
+
+    def capture(self, run: Callable[[], object]) -> None:
+        self.begin()
+        try:
+            self.outputs = run()
+        finally:
+            self.end()
 
     def replay(self) -> None:
         self.seed.fill_(torch.initial_seed() % 2)
@@ -195,8 +217,6 @@ class CpuGraph:
 class CpuGraphBackend:
     """See :class:`fusionadvisor.strategies.graphs.backend.GraphBackend`."""
 
-    active = False
-
     def __init__(self) -> None:
         self.pools = 0
         self.graphs: list[CpuGraph] = []
@@ -209,7 +229,7 @@ class CpuGraphBackend:
         return device.type == "cpu"
 
     def capturing(self) -> bool:
-        return CpuGraphBackend.active
+        return CpuGraph.active is not None
 
     def new_pool(self, device: torch.device) -> object:
         self.pools += 1
@@ -230,14 +250,15 @@ class CpuGraphBackend:
     def _capture(self, run: Callable[[], object]) -> CpuGraph:
         for _ in range(WARM_UPS):
             run()
-        with _Recorder(keep=False), _Waits():
+        with Recorder(keep=False), Waits():
             run()
         return self._record(run)
 
     def _record(self, run: Callable[[], object]) -> CpuGraph:
         if self.seed is None:  # CUDA keeps the random seed in a tensor made at the first capture, filled at replays
             self.seed = torch.empty(1)
-        graph = CpuGraph(run, self.seed)
+        graph = CpuGraph(self.seed)
+        graph.capture(run)
         self.graphs.append(graph)
         return graph
 

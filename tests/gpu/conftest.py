@@ -1,5 +1,6 @@
 """Where graphs are tested: the double on every machine, CUDA where there is a device."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -10,6 +11,7 @@ from fusionadvisor.strategies.graphs.backend import GraphBackend
 from fusionadvisor.strategies.graphs.cuda import CudaGraphBackend
 from fusionadvisor.strategies.graphs.replay import GraphedForward
 from tests.doubles.cpu_graph import CpuGraphBackend
+from tests.doubles.fake_cuda import fake_cuda
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -39,9 +41,16 @@ class Rig:
         return forward
 
 
-@pytest.fixture(params=["double", pytest.param("cuda", marks=pytest.mark.gpu)])
-def rig(request: pytest.FixtureRequest) -> Rig:
+@pytest.fixture(params=["double", "torch's code on the double", pytest.param("cuda", marks=pytest.mark.gpu)])
+def rig(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     torch.manual_seed(0)
     if request.param == "cuda":
-        return Rig(CudaGraphBackend(), torch.device("cuda", torch.cuda.current_device()))
-    return Rig(CpuGraphBackend(), torch.device("cpu"))
+        yield Rig(CudaGraphBackend(), torch.device("cuda", torch.cuda.current_device()))
+    elif request.param == "double":
+        yield Rig(CpuGraphBackend(), torch.device("cpu"))
+    else:
+        with fake_cuda(monkeypatch) as fake:
+            yield Rig(CudaGraphBackend(), torch.device("cpu"))
+            assert fake.current is fake.outer
+            assert (fake.debug_mode, fake.recording) == (0, False)
+            assert torch.cuda.graph.default_capture_stream == "theirs"
