@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from fusionadvisor.analysis.infer import Pool, Signature, family, left, signature
+from fusionadvisor.analysis.infer import Signature, signature
 from fusionadvisor.analysis.nodes import Flow, Node, Tensor, kind_of, normal
+from fusionadvisor.analysis.pool import Pool
 from fusionadvisor.flow.graph import FlowGraph, Op
 
 if TYPE_CHECKING:
@@ -138,6 +139,17 @@ class _Ancestry:
         """The op's own name as recorded."""
         return str(self._names[op_id])
 
+    def worker(self, op_id: int, shapes: list[Any]) -> int:
+        """The op that did the work: on the CPU, the copy of a scalar inside an op stands for that op."""
+        if shapes[op_id] is None or any(shapes[op_id]):
+            return op_id
+        at = self._parent[op_id]
+        while at >= 0 and str(self._names[at]).startswith("aten::"):
+            if shapes[at] is not None and any(shapes[at]):
+                return at
+            at = self._parent[at]
+        return op_id
+
     def outer(self, op_id: int) -> str:
         """The name of the outermost aten op around it, normalised; its own where there is none."""
         if op_id < 0:
@@ -169,39 +181,17 @@ def _assumed(rows: _Rows, batches: list[list[int]], ancestry: _Ancestry, ops: "p
             nodes.append(_node(len(nodes), rows, batch, HELPER, (), (), outer))
             continue
         if op_id >= 0:
-            key = (ancestry.name(op_id), outer, *(c[op_id] for c in columns))
+            at = ancestry.worker(op_id, columns[0])
+            key = (ancestry.name(at), outer, *(c[at] for c in columns))
             found = known.get(key)
             if found is None:
                 found = known[key] = signature(key[0], key[2], key[3], key[4], key[5], outer)
             shaped = shaped or bool(found.reads)
         else:
             found = Signature(normal(rows.op[row])[0], False, (), ())
-        pool = pools[rows.step[row]]
-        sources, inputs = _trace_reads(pool, found, len(nodes))
+        sources, inputs = pools[rows.step[row]].take(found, len(nodes))
         nodes.append(_node(len(nodes), rows, batch, found, sources, inputs, outer))
     return Dataflow(tuple(nodes), "assumed", shaped)
-
-
-def _trace_reads(pool: Pool, found: Signature, index: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Match an op's arguments with earlier results, then add its own."""
-    sources, inputs = [], []
-    taken: set[Any] = set()
-    layer, first = family(found), None
-    for at, tensor in enumerate(found.reads):
-        own = layer if at == left(found.op) else None
-        made = None if at in found.weights else pool.read(tensor, taken, own, index)
-        if made is None:
-            sources.append(-1)
-            inputs.append(pool.outside(tensor))
-        else:
-            taken.add(made)
-            sources.append(made.node)
-            inputs.append(made.node * 8 + made.slot)
-        first = made if at == 0 else first
-    if found.inplace:
-        pool.overwrite(first)
-    pool.write(index, found.writes, layer)
-    return tuple(sources), tuple(inputs)
 
 
 def _node(

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fusionadvisor.analysis.dataflow import ACCUMULATE, Dataflow
-from fusionadvisor.analysis.infer import NEAR
 from fusionadvisor.analysis.nodes import FUSIBLE, Flow, Node
+from fusionadvisor.analysis.pool import NEAR
 from fusionadvisor.trace import kinds
 
 if TYPE_CHECKING:

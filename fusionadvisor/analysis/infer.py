@@ -1,12 +1,9 @@
 """What a recorded op read and made, from the shapes, dtypes, strides and scalars a trace keeps. No tensor identity.
 
-A trace names no tensors. Results are inferred from what each op does to its arguments' shapes; which op made which
-argument is then assumed from element count, dtype, shape and order in :class:`Pool`.
+A trace names no tensors. Results are inferred from what each op does to its arguments' shapes.
 """
 
-from collections import defaultdict, deque
 from dataclasses import dataclass, field
-from math import prod
 
 from fusionadvisor.analysis.nodes import Shape, Tensor, kind_of, normal
 
@@ -143,7 +140,22 @@ def _results(op: str, inplace: bool, reads: tuple[Tensor, ...], arguments: dict[
         shape = (*first.shape[:-1], reads[2].shape[-1])
     elif kind == "conv" and "backward" not in op:
         shape = _convolved(op, reads, arguments)
-    return () if shape is None else (Tensor(shape, first.dtype, None, first.itemsize),)
+    elif "pool" in op and "backward" not in op:
+        shape = _pooled(op, first.shape, arguments)
+    if shape is None:
+        return ()
+    # a GEMM makes a contiguous result; a convolution's lies in memory as its input does
+    plain = kind == "gemm" or (kind == "conv" and first.strides == contiguous(first.shape))
+    return (Tensor(shape, first.dtype, contiguous(shape) if plain else None, first.itemsize),)
+
+
+def contiguous(shape: Shape) -> Shape:
+    """Return the strides of a contiguous tensor."""
+    made, step = [], 1
+    for size in reversed(shape):
+        made.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(made))
 
 
 def _numbers(text: object) -> list[int]:
@@ -188,164 +200,56 @@ def _product(op: str, reads: tuple[Tensor, ...]) -> Shape | None:
 
 def _convolved(op: str, reads: tuple[Tensor, ...], arguments: dict[str, object]) -> Shape | None:
     """Return a convolution's output shape, from the strides, paddings and dilations the trace keeps."""
-    if len(reads) < 2 or "transpose" in op:
+    if len(reads) < 2 or "transpose" in op or len(reads[0].shape) != len(reads[1].shape):
         return None
-    source, weight = reads[0].shape, reads[1].shape
-    space = len(weight) - 2
-    lists = [n for v in arguments.values() if str(v).startswith("[") and (n := _numbers(v))]
-    if len(lists) < 3 or len(source) != len(weight):
-        return None
-    stride, padding, dilation = lists[:3]
-    if op in ("cudnn_convolution", "miopen_convolution", "mkldnn_convolution"):  # these take the padding first
-        stride, padding = padding, stride
-    if arguments.get("6") == "True" and op in ("convolution", "_convolution"):  # transposed
-        return None
-    made = [source[0], weight[0]]
-    for d in range(space):
-        s, p, q = (x[d] if d < len(x) else x[0] for x in (stride, padding, dilation))
-        made.append((source[2 + d] + 2 * p - q * (weight[2 + d] - 1) - 1) // max(s, 1) + 1)
-    return tuple(made)
-
-
-@dataclass(slots=True, eq=False)
-class _Made:
-    """A result in the pool. ``tensor`` is None where its shape is unknown; ``family`` is that of the layer it is of."""
-
-    node: int
-    slot: int
-    tensor: Tensor | None
-    family: tuple[object, ...] | None
-    used: int = 0
-
-
-DEPTH = 8
-"""How many results of one size are remembered."""
-NEAR = 24
-"""How many nodes apart layers on one input can be: query, key and value with a norm and a rotation between them."""
-CLOSE = 4
-"""How many nodes apart the slices of one tensor are read."""
-_LAYERS = frozenset({"mm", "addmm", "linear", "convolution", "cudnn_convolution", "miopen_convolution"})
-
-
-class Pool:
-    """Results that a later op may read. One a step.
-
-    An argument is taken to be the latest result of the same element count and dtype that nobody has read yet; where all
-    have been read, the latest of exactly its shape, else the latest. A layer whose input looks like that of the same
-    kind of layer just before it reads what that one read (query, key and value of one input), not its result; results
-    of such layers are read in the order they were made. A slice or an expansion is traced by its strides to what it was
-    cut from, first of all to what was read just before.
-    """
-
-    def __init__(self) -> None:
-        self._by_size: dict[int, deque[_Made]] = defaultdict(lambda: deque(maxlen=DEPTH))
-        self._shapeless: deque[_Made] = deque(maxlen=DEPTH)
-        self._layers: dict[tuple[object, ...], tuple[int, _Made | None]] = {}
-        self._external: dict[tuple[Shape, str, Shape | None], int] = {}
-        self._last: dict[int, tuple[int, _Made]] = {}
-
-    def read(self, tensor: Tensor, taken: "set[_Made]", family: tuple[object, ...] | None, at: int) -> _Made | None:
-        """Return the assumed maker of an argument of node ``at``, None for what came from outside."""
-        found = self._latest(tensor, tensor.numel, taken, family)
-        if family is not None and (found is None or found.used) and family in self._layers:
-            before, source = self._layers[family]
-            if at - before <= NEAR:
-                found = source
-        elif found is None or found.used:
-            found = self._part(tensor, taken, at) or found
-        if family is not None:
-            self._layers[family] = (at, found)
-        if found is not None:
-            found.used += 1
-            if found.tensor is not None:
-                self._last[found.tensor.numel] = (at, found)
-        return found
-
-    def _latest(
-        self, tensor: Tensor, size: int, taken: "set[_Made]", family: tuple[object, ...] | None
-    ) -> _Made | None:
-        found: _Made | None = None
-        for made in reversed(self._by_size.get(size, ())):
-            if made in taken or made.tensor is None or not _fits(tensor, made.tensor):
-                continue
-            if family is not None and made.family == family:
-                continue
-            if not made.used:
-                found = self._first_of(made, size, taken)
-                break
-            if found is None or (found.tensor is not None and made.tensor.shape == tensor.shape != found.tensor.shape):
-                found = made
-        for made in reversed(self._shapeless):
-            later = found is None or found.used or made.node > found.node
-            if later and not made.used and made not in taken and made.family and _from_conv(tensor, made.family):
-                return made
-        return found
-
-    def _first_of(self, latest: _Made, size: int, taken: "set[_Made]") -> _Made:
-        """Return the earliest unread result of the layers on one input that ``latest`` is of."""
-        if latest.family is None:
-            return latest
-        return next(m for m in self._by_size[size] if m.family == latest.family and not m.used and m not in taken)
-
-    def _part(self, tensor: Tensor, taken: "set[_Made]", at: int) -> _Made | None:
-        """Return what a slice was cut from, or an expansion spread out."""
-        if tensor.strides is None or len(tensor.strides) != len(tensor.shape):
+    weight = reads[1].shape
+    lists = _lists(arguments)
+    if op in _KERNEL_FIRST:
+        stride, padding, dilation = lists[1:2], lists[2:3], [[1]]
+    elif op in ("cudnn_convolution", "miopen_convolution", "mkldnn_convolution"):
+        padding, stride, dilation = lists[:1], lists[1:2], lists[2:3]
+    else:
+        stride, padding, dilation = lists[:1], lists[1:2], lists[2:3]
+        if arguments.get("6") == "True":  # transposed
             return None
-        pairs = list(zip(tensor.shape, tensor.strides, strict=True))
-        spread = prod(n for n, s in pairs if s)
-        extent = max((n * s for n, s in pairs), default=0)
-        for size in (spread, extent):
-            if size == tensor.numel or size <= 1:
-                continue
-            before, last = self._last.get(size, (0, None))
-            if last is not None and last.tensor is not None and at - before <= CLOSE and _fits(tensor, last.tensor):
-                return last
-            if (found := self._latest(tensor, size, taken, None)) is not None:
-                return found
+    if not (stride and padding and dilation):
         return None
-
-    def write(self, node: int, writes: tuple[Tensor, ...], family: tuple[object, ...] | None) -> None:
-        """Add an op's results; a layer whose result is not known is remembered by what it read."""
-        for slot, tensor in enumerate(writes):
-            self._by_size[prod(tensor.shape)].append(_Made(node, slot, tensor, family))
-        if not writes and family is not None:
-            self._shapeless.append(_Made(node, 0, None, family))
-
-    def overwrite(self, made: _Made | None) -> None:
-        """Forget a state that was written over."""
-        if made is not None and made.tensor is not None and made in self._by_size[made.tensor.numel]:
-            self._by_size[made.tensor.numel].remove(made)
-
-    def outside(self, tensor: Tensor) -> int:
-        """Return a number below zero for a tensor from outside; equal for equal shape, dtype and strides."""
-        key = (tensor.shape, tensor.dtype, tensor.strides)
-        return -2 - self._external.setdefault(key, len(self._external))
+    return (reads[0].shape[0], weight[0], *_slid(reads[0].shape[2:], weight[2:], stride[0], padding[0], dilation[0]))
 
 
-def family(found: Signature) -> tuple[object, ...] | None:
-    """What layers on one input have in common: the op and its input's layout; None for anything but a layer."""
-    if found.op not in _LAYERS or not found.reads:
+_KERNEL_FIRST = frozenset(
+    {"thnn_conv2d", "_slow_conv2d_forward", "slow_conv2d_forward", "_conv_depthwise2d", "slow_conv3d_forward"}
+)
+"""Convolutions whose first list is the kernel size."""
+
+
+def _pooled(op: str, shape: Shape, arguments: dict[str, object]) -> Shape | None:
+    """Return a pooling's output shape."""
+    lists = _lists(arguments)
+    if not lists or len(shape) < 3:
         return None
-    source = found.reads[left(found.op)] if left(found.op) < len(found.reads) else found.reads[0]
-    width = found.reads[-1].shape[0] if found.op.endswith("convolution") and len(found.reads) > 1 else 0
-    return (found.op, source.shape, source.dtype, source.strides, width if not found.writes else 0)
+    if "adaptive" in op:
+        return (*shape[: len(shape) - len(lists[0])], *lists[0])
+    kernel, *rest = lists
+    stride = rest[0] if rest else kernel
+    padding = rest[1] if len(rest) > 1 else [0]
+    space = len(kernel)
+    return (*shape[:-space], *_slid(shape[-space:], tuple(kernel), stride, padding, [1]))
+
+
+def _lists(arguments: dict[str, object]) -> list[list[int]]:
+    return [n for v in arguments.values() if str(v).startswith("[") and (n := _numbers(v))]
+
+
+def _slid(sizes: Shape, kernel: Shape, stride: list[int], padding: list[int], dilation: list[int]) -> Shape:
+    """Return how often a window of this kernel fits along each dimension."""
+    made = []
+    for d, (size, width) in enumerate(zip(sizes, kernel, strict=True)):
+        s, p, q = (x[d] if d < len(x) else x[0] for x in (stride, padding, dilation))
+        made.append((size + 2 * p - q * (width - 1) - 1) // max(s, 1) + 1)
+    return tuple(made)
 
 
 def left(op: str) -> int:
     """The position of a layer's input among its reads: ``addmm`` reads its bias first."""
     return 1 if op in ("addmm", "baddbmm", "_addmm_activation", "addmv") else 0
-
-
-def _from_conv(tensor: Tensor, family: tuple[object, ...]) -> bool:
-    """True where a tensor can be the result of a convolution of which only its input and width are known."""
-    source, width = family[1], family[4]
-    return (
-        isinstance(source, tuple)
-        and len(tensor.shape) == len(source)
-        and tensor.shape[:1] == source[:1]
-        and tensor.shape[1] == width
-    )
-
-
-def _fits(read: Tensor, made: Tensor) -> bool:
-    return not read.dtype or not made.dtype or read.dtype == made.dtype

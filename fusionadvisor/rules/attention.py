@@ -43,6 +43,7 @@ class WrittenOutAttention(Rule):
     """
 
     id = "FA107"
+    trusted = True
 
     def look(self, facts: Facts) -> Looked:
         """Match GEMM → … → softmax → … → GEMM."""

@@ -58,7 +58,7 @@ class Rule(ABC):
     id: ClassVar[str]
     worth_us: ClassVar[float] = 1.0
     worth_share: ClassVar[float] = 0.002
-    """A finding that can save less than both of these (µs a step, share of the step) is a footnote."""
+    """A finding that can save less than either (µs a step; share of a step's busy time) is a footnote."""
     trusted: ClassVar[bool] = False
     """True where the edges it rests on were assumed right in 95 % of cases or more, so that a trace supports a likely
     value; see benchmarks/flow_inference.json."""

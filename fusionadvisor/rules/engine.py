@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 GROUP = "fusionadvisor.rules"
 MODULES_SHOWN = 64
+PATTERNS_SHOWN = 4
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,8 @@ def _entry(rule: Rule) -> catalog.Entry:
 def _honest(rule: Rule, looked: Looked, facts: Facts) -> Iterable[Candidate]:
     """Keep only the upper end of a bound that rests on assumed flow known to be wrong too often."""
     for candidate in looked.candidates:
-        weak = candidate.nodes and not facts.proven and not rule.trusted
+        backward = any(facts.nodes[n].phase == "backward" for n in candidate.nodes)  # saved tensors hide their makers
+        weak = candidate.nodes and not facts.proven and (backward or not rule.trusted)
         yield replace(candidate, saving=cost.at_most(candidate.saving)) if weak else candidate
 
 
@@ -151,23 +153,56 @@ def _credit(proposals: list[_Proposal], facts: Facts) -> list[_Proposal]:
     return ranked
 
 
+_Key = tuple[str, str]
+"""A finding before it is numbered: its rule and its pattern."""
+
+
 def _findings(ranked: list[_Proposal], facts: Facts) -> tuple[Finding, ...]:
-    repeats: dict[tuple[str, str], list[_Proposal]] = defaultdict(list)
+    repeats: dict[_Key, list[_Proposal]] = defaultdict(list)
     for proposal in ranked:
         repeats[proposal.rule.id, proposal.candidate.pattern].append(proposal)
-    collapsed = [(key, _collapse(group, facts)) for key, group in repeats.items()]
-    collapsed.sort(key=lambda item: (item[1].footnote, -_value(item[1]), item[0]))
-    ids: dict[tuple[str, str], str] = {}
+    found = {key: _collapse(group, facts) for key, group in repeats.items()}
+    same = _join_footnotes(found, repeats, facts)
+    ordered = sorted(found, key=lambda key: (found[key].footnote, -_value(found[key]), key))
+    ids: dict[_Key, str] = {}
     count: dict[str, int] = defaultdict(int)
-    for key, finding in collapsed:
-        count[finding.rule] += 1
-        ids[key] = f"{finding.rule}#{count[finding.rule]}"
+    for key in ordered:
+        count[key[0]] += 1
+        ids[key] = f"{key[0]}#{count[key[0]]}"
     named = []
-    for key, finding in collapsed:
-        winners = {(w.rule.id, w.candidate.pattern): None for p in repeats[key] for w in p.winners}
-        overlaps = tuple(ids[w] for w in winners if w != key)
-        named.append(replace(finding, id=ids[key], overlaps=overlaps))
+    for key in ordered:
+        winners = [same.get(w, w) for p in repeats[key] for w in map(_key, p.winners)]
+        overlaps = tuple(dict.fromkeys(ids[w] for w in winners if w != key))
+        named.append(replace(found[key], id=ids[key], overlaps=overlaps))
     return _within_step(named, facts)
+
+
+def _key(proposal: _Proposal) -> _Key:
+    return proposal.rule.id, proposal.candidate.pattern
+
+
+def _join_footnotes(found: dict[_Key, Finding], repeats: dict[_Key, list[_Proposal]], facts: Facts) -> dict[_Key, _Key]:
+    """Make one footnote of each rule's footnotes; return which key each now goes by."""
+    footnotes: dict[str, list[_Key]] = defaultdict(list)
+    for key, finding in found.items():
+        if finding.footnote:
+            footnotes[key[0]].append(key)
+    same: dict[_Key, _Key] = {}
+    for rule, keys in footnotes.items():
+        if len(keys) < 2:
+            continue
+        joined = (rule, "")
+        repeats[joined] = [p for key in keys for p in repeats[key]]
+        patterns = [key[1] for key in sorted(keys, key=lambda key: -found[key].kernel_us)]
+        said = f"{len(keys)} patterns, none worth a line of its own: {'; '.join(patterns[:PATTERNS_SHOWN])}"
+        whole = _collapse(repeats[joined], facts)
+        found[joined] = replace(
+            whole, footnote=True, snippet="", evidence=(f"{said}{'; …' if len(keys) > PATTERNS_SHOWN else '.'}",)
+        )
+        for key in keys:
+            same[key] = joined
+            del found[key]
+    return same
 
 
 def _value(finding: Finding) -> float:
@@ -188,6 +223,7 @@ def _collapse(group: list[_Proposal], facts: Facts) -> Finding:
     places = [_place(p.candidate) for p in group]
     modules = dict.fromkeys(module for module, _ in places if module)
     worth = max(step.high, gpu.high)
+    too_little = worth < max(rule.worth_us, rule.worth_share * facts.busy_us / facts.steps)
     return Finding(
         id="", rule=rule.id, title=first.title or entry.title, module=places[0][0] or next(iter(modules), ""),
         saving=Saving(gpu, step), source=places[0][1],
@@ -196,7 +232,7 @@ def _collapse(group: list[_Proposal], facts: Facts) -> Finding:
         share=us / facts.kernel_us if facts.kernel_us else 0.0, flow=facts.dataflow.flow,
         evidence=_evidence(group, facts), remedies=first.remedies if first.remedies is not None else entry.remedies,
         snippet=rule.snippet([p.candidate for p in group], facts), url=entry.url,
-        footnote=first.note or (bool(nodes) and worth < rule.worth_us and worth < rule.worth_share * facts.step_us),
+        footnote=first.note or (bool(nodes) and too_little),
     )  # fmt: skip
 
 

@@ -44,7 +44,6 @@ class ForLoopOptimizer(Rule):
     """
 
     id = "FA204"
-    trusted = True
 
     def look(self, facts: Facts) -> Looked:
         """Match long runs of small kernels that an optimizer or a clipping launched."""

@@ -157,6 +157,7 @@ class ActivationEpilogue(Rule):
     """
 
     id = "FA102"
+    trusted = True
 
     def look(self, facts: Facts) -> Looked:
         """Match conv/linear (→ batch norm) → bias, residual, activation."""
@@ -258,6 +259,7 @@ class PointwiseChain(Rule):
     """
 
     id = "FA103"
+    trusted = True
 
     def look(self, facts: Facts) -> Looked:
         """Take every group that is worth a kernel."""

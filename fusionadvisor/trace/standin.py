@@ -18,7 +18,7 @@ _METADATA = re.compile(
     r"view_as\w*|_view_func|lift_fresh|set_|resize_|resize_as_|is_\w+|result_type|size|stride|numel|item|movedim|swapaxes|"
     r"swapdims|flatten|unflatten|adjoint|mT|mH|T|_nested_tensor_size|requires_grad_|output_nr|_version|data|broadcast_to|"
     r"broadcast_tensors|can_cast|promote_types|real|imag|to|type_as|contiguous|conj|_conj|_neg_view|ravel|"
-    r"_has_compatible_shallow_copy_type|sym_\w+)$"
+    r"_has_compatible_shallow_copy_type|_nnpack_available|sym_\w+)$"
 )
 _PRIMARY = re.compile(
     r"^aten::(?:addmm|_addmm_activation|mm|bmm|baddbmm|addmv|mv|dot|addbmm|_scaled_mm|_int_mm|"
