@@ -87,7 +87,7 @@ def timeline(
     launches: list[dict[str, Any]] = []
     at = 0.0
     for index, c in enumerate(calls):
-        at += c.gap_us
+        at = round(at + c.gap_us, 3)
         op_id = _add_op(ops, c, shapes) if c.linked else -1
         launch = at - 6.4 if c.launch_us is None else c.launch_us
         if c.linked:
@@ -102,7 +102,7 @@ def timeline(
              "launch_id": len(launches) - 1 if c.linked else -1, "correlation": len(kernels) + 1, "graph_id": c.graph,
              "module": c.module, "source": c.source, "step": c.step, "phase": c.phase, "flow_op": c.flow_op}
         )  # fmt: skip
-        at += c.us
+        at += _ns(c.us) / 1000
         for name in (helpers or {}).get(index, ()):
             kernels.append({**kernels[-1], "start_ns": _ns(at), "dur_ns": 5000, "name": name, "kind": "layout"})
             at += 5

@@ -11,10 +11,15 @@ from typing import TYPE_CHECKING
 from fusionadvisor.analysis.dataflow import ACCUMULATE, Dataflow
 from fusionadvisor.analysis.nodes import FUSIBLE, Flow, Node
 from fusionadvisor.analysis.pool import NEAR
-from fusionadvisor.trace import kinds
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+FUSIBLE_KERNELS = frozenset(
+    {"elementwise", "cast", "layout", "copy", "reduction", "norm", "softmax", "cat", "rng", "index"}
+)
+"""Kernel kinds that a stretch runs over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +72,7 @@ def stretches(kernels: "pd.DataFrame") -> tuple[Stretch, ...]:
     if not len(kernels):
         return ()
     codes = kernels["kind"].cat.codes.to_numpy()
-    fusible_codes = [i for i, k in enumerate(kernels["kind"].cat.categories) if k in kinds.FUSIBLE]
+    fusible_codes = [i for i, k in enumerate(kernels["kind"].cat.categories) if k in FUSIBLE_KERNELS]
     fusible = np.isin(codes, fusible_codes) & (kernels["graph_id"].to_numpy() < 0)
     columns = [kernels[c].to_numpy() for c in ("device", "stream", "step", "start_ns")]
     order = np.lexsort((columns[3], columns[2], columns[1], columns[0]))
