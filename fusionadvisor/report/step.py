@@ -35,7 +35,7 @@ def module_path(path: str) -> str:
 
 
 def step_rows(table: KernelTable) -> tuple[int, ...]:
-    """Return the rows of one typical step: of the steps recorded whole, the earliest that looks like most of them.
+    """Return the rows of one typical step: the earliest that looks like most of them.
 
     A table that does not know its steps is one step.
     """
@@ -45,11 +45,7 @@ def step_rows(table: KernelTable) -> tuple[int, ...]:
     for row, step in enumerate(table.step):
         if step >= 0:
             rows.setdefault(step, []).append(row)
-    if table.total > len(table.step) and len(rows) > 1:
-        del rows[max(rows)]  # the table is capped: its last step is cut
-    looks = {
-        step: tuple(sorted(Counter(kernels_of(table, members)).items(), key=repr)) for step, members in rows.items()
-    }
+    looks = {step: frozenset(Counter(kernels_of(table, members)).items()) for step, members in rows.items()}
     common = Counter(looks.values()).most_common(1)[0][0]
     return tuple(next(rows[step] for step in sorted(rows) if looks[step] == common))
 

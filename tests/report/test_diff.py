@@ -104,6 +104,12 @@ def test_a_renamed_module_moved() -> None:
     assert [(c.event, c.module, c.to) for c in found.fusions] == [("moved", "layers.0.norm", "layers.0.input_norm")]
 
 
+def test_what_broke_comes_first() -> None:
+    before = made(*layer(0, *norm(0)), *layer(1, fused(1)), findings=(finding("FA103", "layers.0.norm"),))
+    after = made(*layer(0, fused(0)), *layer(1, *norm(1)), findings=(finding("FA103", "layers.1.norm"),))
+    assert [c[0] for c in events(diff.compare(before, after))] == ["lost", "gained"]
+
+
 def test_more_of_the_same_at_one_module_counts() -> None:
     before, after = (made(*layer(0), findings=(finding("FA102", "layers.0.proj", instances=n),)) for n in (1, 3))
     assert events(diff.compare(before, after)) == [("lost", "FA102", "layers.0.proj", 2)]

@@ -61,7 +61,7 @@ def test_a_step_is_the_one_most_steps_look_like() -> None:
     assert step.step_rows(table) == tuple(range(5))
 
 
-def test_a_capped_table_leaves_out_the_step_that_is_cut() -> None:
+def test_a_step_that_the_capped_table_cuts_is_not_the_typical_one() -> None:
     whole = made(*BLOCK, steps=3)
     assert whole.timeline is not None
     columns = {name: getattr(whole.timeline.kernels, name)[:12] for name in KernelTable.__dataclass_fields__
