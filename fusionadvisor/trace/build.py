@@ -349,9 +349,9 @@ def tuples(text: bytes) -> Any:
     """Return a JSON list as nested tuples, None where it is none."""
     try:
         value = msgspec.json.decode(text) if text else None
-    except msgspec.MsgspecError:
+        return _frozen(value) if isinstance(value, list) else None
+    except (msgspec.MsgspecError, RecursionError):
         return None
-    return _frozen(value) if isinstance(value, list) else None
 
 
 def _frozen(value: Any) -> Any:

@@ -19,7 +19,7 @@ from fusionadvisor.trace import frames
 from fusionadvisor.trace.container import Container
 from fusionadvisor.trace.events import Columns, Event, GpuArgs, OpArgs, Pool, RuntimeArgs, decode_args, either
 from fusionadvisor.trace.numbers import column, parse_us
-from fusionadvisor.trace.recover import ARRAY_END, BOUNDARY, Losses, clean, recover
+from fusionadvisor.trace.recover import ARRAY_END, BOUNDARY, ODD_BOUNDARY, Losses, clean, recover
 
 KERNEL, MEMCPY, MEMSET = 0, 1, 2
 _GPU = {
@@ -305,12 +305,13 @@ class _Document:
 
 def _last_boundary(text: bytes) -> tuple[int, int] | None:
     """Return where the last event but one ends and where the last begins."""
-    window = 1 << 16
-    while True:
-        start = max(0, len(text) - window)
-        last = None
-        for match in BOUNDARY.finditer(text, start):
-            last = match.start() + 1, match.end()
-        if last is not None or start == 0:
-            return last
-        window *= 8
+    for pattern in (BOUNDARY, ODD_BOUNDARY):
+        window = 1 << 16
+        while window < 8 * len(text):
+            last = None
+            for match in pattern.finditer(text, max(0, len(text) - window)):
+                last = match.start() + 1, match.end()
+            if last is not None:
+                return last
+            window *= 8
+    return None

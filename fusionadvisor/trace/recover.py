@@ -17,6 +17,9 @@ _KEYS = rb"ph|cat|name|pid|tid|ts|dur|id|args|s|bp|tts|tdur|cname"
 _EVENT = rb'(?=\{\s*"(?:' + _KEYS + rb')"\s*:)'
 BOUNDARY = re.compile(rb"\}[\s,\[\]]*" + _EVENT)
 """Between two events, whatever the order of their keys."""
+ODD_BOUNDARY = re.compile(rb'\}[\s,]*(?=\{\s*")')
+"""The same where events begin with a key nobody knows."""
+_LIST_END = re.compile(rb"[\s,]*\]")
 _START = re.compile(rb"[^:\s]\s*" + _EVENT)  # even after an event without its end; not the value of a key
 ARRAY_END = re.compile(rb'\}\s*(\])\s*(?=,\s*"|\}|\Z)')
 _ESCAPE = re.compile(rb'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})?')
@@ -27,13 +30,13 @@ _EXTRA_COMMA = re.compile(rb",(?=\s*[,}\]])")
 _DECODER = msgspec.json.Decoder(Event)
 _LIST = msgspec.json.Decoder(list[Event])
 _JOINED_PIECES = 8
+_LONGEST_GUESS = 1 << 16
 
 
 @dataclass(slots=True)
 class Losses:
-    """What recovery had to do, in events and bytes."""
+    """What could not be recovered."""
 
-    repaired: int = 0
     dropped: int = 0
     dropped_bytes: int = 0
 
@@ -60,17 +63,19 @@ def recover(block: bytes, losses: Losses, *, final: bool) -> Recovered:
         events = _LIST.decode(b"[" + cleaned.strip().strip(b",") + b"]")
     except (msgspec.MsgspecError, RecursionError):
         return _by_event(block, losses, final=final)
-    losses.repaired += 1
     return Recovered(events, b"", ended=False)
 
 
 def _by_event(block: bytes, losses: Losses, *, final: bool) -> Recovered:
-    cuts = [0, *(match.end() for match in _START.finditer(block)), len(block)]
+    starts = [match.end() for match in _START.finditer(block)] or [
+        match.end() for match in ODD_BOUNDARY.finditer(block)
+    ]
+    cuts = [0, *starts, len(block)]
     events: list[Event] = []
     piece = 0
     while piece < len(cuts) - 1:
         start = cuts[piece]
-        event, end = _whole_event(block, start, cuts[piece + 1 : piece + 1 + _JOINED_PIECES], losses)
+        event, end = _whole_event(block, start, cuts[piece + 1 : piece + 1 + _JOINED_PIECES])
         if event is not None:
             events.append(event)
             if end < 0:
@@ -79,8 +84,8 @@ def _by_event(block: bytes, losses: Losses, *, final: bool) -> Recovered:
             continue
         if not final and piece + _JOINED_PIECES >= len(cuts) - 1:  # its end may be in the next block
             return Recovered(events, block[start:], ended=False)
-        if (ended := _end_of_list(block, start)) is not None:
-            return Recovered(events, block[ended:], ended=True)
+        if ended := _LIST_END.match(block, start):
+            return Recovered(events, block[ended.end() :], ended=True)
         text = block[start : cuts[piece + 1]].strip(b" \t\r\n,")
         if text:
             losses.dropped += 1
@@ -89,7 +94,7 @@ def _by_event(block: bytes, losses: Losses, *, final: bool) -> Recovered:
     return Recovered(events, b"", ended=False)
 
 
-def _whole_event(block: bytes, start: int, ends: list[int], losses: Losses) -> tuple[Event | None, int]:
+def _whole_event(block: bytes, start: int, ends: list[int]) -> tuple[Event | None, int]:
     """Return the event at ``start`` and where the next begins (negated: where the list ended)."""
     for end in ends:  # a list of objects among an event's args looks like several events
         for text, following in _candidates(block, start, end):
@@ -100,7 +105,6 @@ def _whole_event(block: bytes, start: int, ends: list[int], losses: Losses) -> t
         # a guess must not end the list while events follow
         for text, following in reversed(candidates) if ends[0] == len(block) else candidates[:1]:
             if (event := mend(text)) is not None:
-                losses.repaired += 1
                 return event, following
     return None, ends[0]
 
@@ -115,13 +119,6 @@ def _candidates(block: bytes, start: int, end: int) -> Iterator[tuple[bytes, int
 
 def _decode_cleaned(text: bytes) -> Event | None:
     return _decode(clean(text))
-
-
-def _end_of_list(block: bytes, start: int) -> int | None:
-    text = block[start:].lstrip(b" \t\r\n,")
-    if text.startswith(b"]"):
-        return len(block) - len(text) + 1
-    return None
 
 
 def clean(text: bytes) -> bytes:
@@ -183,6 +180,8 @@ _ARGS = re.compile(rb'"(device|stream|correlation|bytes|External id|external id|
 def _pick_apart(text: bytes) -> Event | None:
     """Read an event field by field where quotes inside its texts make it no JSON. It must be whole: from { to }."""
     text = text.strip(b" \t\r\n,")
+    if len(text) > _LONGEST_GUESS:
+        return None
     whole_text = text.startswith(b"{") and text.endswith(b"}")
     if not (whole_text and text.count(b"{") == text.count(b"}") and text.count(b"[") == text.count(b"]")):
         return None

@@ -52,6 +52,8 @@ HARMLESS: dict[str, bytes] = {
     "no header": json.dumps({"traceEvents": four()}).encode(),
     "header after the events": json.dumps({"traceEvents": four(), "deviceProperties": [{"id": 0}, {"id": 1}]}).encode(),
     "other keys first": json.dumps(document([dict(reversed(e.items())) for e in four()])).encode(),
+    "events that begin with an unknown key": json.dumps(document([{"bind": 1, **e} for e in four()])).encode(),
+    "that and a bad escape": json.dumps(document([{"bind": "@", **e} for e in four()])).replace("@", r"\x").encode(),
     "byte-order mark": b"\xef\xbb\xbf" + text(four()),
     "leading blank lines": b"\n\n  " + text(four()),
     "trailing comma": text(four())[:-2] + b",]}",
