@@ -1,5 +1,6 @@
 """Whether a graph could be captured, found out without capturing one: on any machine, with or without CUDA."""
 
+import ast
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,10 +14,12 @@ from fusionadvisor.report.model import Refusal
 from fusionadvisor.strategies.base import Call, Subject
 from fusionadvisor.strategies.graphs.obstacle import Obstacle
 from fusionadvisor.strategies.graphs.recordings import calls_pending, obstacles, unknown_ops, written_inputs
-from fusionadvisor.strategies.graphs.rehearsal import rehearse
+from fusionadvisor.strategies.graphs.rehearsal import HOST_READS, rehearse
 from fusionadvisor.strategies.graphs.replay import CONSTANTS
 from fusionadvisor.strategies.graphs.state import contents_kept
+from fusionadvisor.strategies.graphs.where import short
 from fusionadvisor.strategies.modules import hook
+from fusionadvisor.strategies.source import Code, read
 from fusionadvisor.workload.inputs import forward_names
 
 _REGISTER = "Register it with torch.utils._pytree"
@@ -55,14 +58,18 @@ class Preflight:
         self.subject = subject
         training = subject.mode == "training"
         call = arguments_of(subject)
+        code = read(subject.model)
         found = list(_structural(subject.model, training))
+        recorded = list(obstacles(subject.graphs))
         result = None
         if call is not None:
             found += _given(subject.model, call)
-            rehearsed, result = rehearse(subject.model, call, grad=training)
-            found += rehearsed
-        found += obstacles(subject.graphs)
+            if not any("writes the parameter" in o.why for o in recorded):  # a rehearsal would, too
+                rehearsed, result = rehearse(subject.model, call, code, grad=training)
+                found += rehearsed
+        found += recorded
         self._found = _once(found)
+        self._unseen = _unseen(code, self._found)
         self._returned = [leaf for leaf in tree_leaves(result) if not isinstance(leaf, (Tensor, *CONSTANTS))]
 
     def verdict(self, site: str = "") -> Verdict:
@@ -73,6 +80,7 @@ class Preflight:
             for graph in self.subject.graphs[:1]
             for name in unknown_ops(graph)
         ]
+        notes += self._unseen
         return Verdict(site, tuple(own), tuple(notes), self._instead() if own and not site else "")
 
     def _own(self, site: str) -> list[Obstacle]:
@@ -110,6 +118,23 @@ def parts(model: nn.Module, site: str) -> list[str]:
     if not isinstance(module, nn.ModuleList | nn.ModuleDict):
         return [site]
     return [part for name in module._modules for part in parts(model, f"{site}.{name}" if site else name)]
+
+
+def _unseen(code: Code, found: list[Obstacle]) -> list[str]:
+    """Reads by the CPU that are in the source and were not seen running."""
+    seen = {(o.source.file, o.source.line) for o in found if o.source}
+    notes = []
+    for function in code.functions:
+        file = function.namespace.get("__file__") or ""
+        for node in ast.walk(function.node):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in HOST_READS:
+                lines = {(file, line) for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)}
+                if not lines & seen:
+                    where = f"{short(file)}:{node.lineno}"
+                    notes.append(
+                        f"{where} has .{node.func.attr}() in the source, not seen running: no graph of that path."
+                    )
+    return notes
 
 
 def _once(found: list[Obstacle]) -> list[Obstacle]:

@@ -136,6 +136,70 @@ def test_a_part_that_gets_written_in_place_is_refused() -> None:
     assert "writes into its input" in Preflight(subject).verdict("act").obstacles[0].why
 
 
+CALLS: list[int] = []
+
+
+def test_globals_and_class_attributes_that_change_are_found() -> None:
+    class Logs(nn.Module):
+        total = 0
+
+        def forward(self, x: Tensor) -> Any:
+            CALLS.append(len(x))
+            type(self).total += 1
+            return x + 1
+
+    reasons = [o.why for o in Preflight(subject_of(Logs(), [torch.ones(3)] * 3)).verdict().obstacles]
+    assert any(why.startswith("changes the global 'CALLS'") for why in reasons)
+    assert any(why.startswith("changes the class attribute of Logs, 'total'") for why in reasons)
+
+
+def test_a_parameter_written_in_forward_is_found_and_kept() -> None:
+    class Decays(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+
+        def forward(self, x: Tensor) -> Any:
+            self.weight.data.mul_(0.5)
+            return x * self.weight
+
+    model = Decays()
+    reasons = [o.why for o in Preflight(subject_of(model, [torch.ones(3)] * 3)).verdict().obstacles]
+    assert any(why.startswith("writes the parameter weight in forward") for why in reasons)
+    assert model.weight.tolist() == [1.0] * 3
+
+
+def test_a_read_that_did_not_run_is_a_note() -> None:
+    class Debugs(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.debug = False
+
+        def forward(self, x: Tensor) -> Any:
+            if self.debug:
+                self.last = x.cpu()
+            return x * 2
+
+    verdict = Preflight(subject_of(Debugs(), [torch.ones(3)] * 3)).verdict()
+    assert verdict.clear
+    [note] = verdict.notes
+    assert "test_preflight.py:" in note
+    assert ".cpu() in the source, not seen running" in note
+
+
+def test_checkpointing_in_training_is_found() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    class Recomputes(Mlp):
+        def forward(self, x: Tensor) -> Any:
+            return self.second(checkpoint(self.first, x, use_reentrant=False))
+
+    inputs = [torch.randn(4, 8)] * 3
+    found = Preflight(subject_of(Recomputes(), inputs, "training")).verdict().obstacles
+    assert any("torch.utils.checkpoint" in o.why for o in found)
+    assert Preflight(subject_of(Recomputes(), inputs)).verdict().clear
+
+
 def test_training_conditions() -> None:
     class Twice(Mlp):
         def forward(self, x: Tensor) -> Any:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from fusionadvisor.report.model import Source
-from fusionadvisor.strategies.graphs.where import short
+from fusionadvisor.strategies.graphs.where import place
 
 CANT_WAIT = "during forward; a graph can't wait for it"
 
@@ -31,10 +31,8 @@ class Obstacle:
         return not site or self.module == site or self.module.startswith(f"{site}.")
 
     def sentence(self) -> str:
-        """The obstacle in words: ``models/decoder.py:88 reads … (in decoder.head).``."""
-        inside = f" (in {self.module})" if self.module else ""
-        subject = f"{short(self.source.file)}:{self.source.line}" if self.source else (self.module or "the model")
-        return f"{subject} {self.why}{inside if self.source else ''}. {self.remedy}".rstrip(" .") + "."
+        """The obstacle in words: ``models/decoder.py:88 (head) reads ….``."""
+        return f"{place(self.source, self.module)} {self.why}. {self.remedy}".rstrip(" .") + "."
 
 
 def paths_of(model: nn.Module) -> dict[int, str]:

@@ -62,6 +62,7 @@ def obstacles(graphs: Iterable[FlowGraph]) -> Iterator[Obstacle]:
             for op in _own(graph):
                 yield from _waits(graph, op)
                 yield from _moves(graph, op)
+                yield from _writes(graph, op)
         for other in settled[1:]:
             yield from _difference(settled[0], other)
 
@@ -153,6 +154,14 @@ def _moves(graph: FlowGraph, op: Op) -> Iterator[Obstacle]:
     devices = {graph.values[v].device.partition(":")[0] for v in touched}
     if len(devices) > 1:
         yield _obstacle(op, f"mixes tensors of {' and '.join(sorted(devices))} ({op.name})", "Keep all on the GPU")
+
+
+def _writes(graph: FlowGraph, op: Op) -> Iterator[Obstacle]:
+    written = {alias for v in op.mutates for alias in graph.aliases_of(v)} if op.phase == "forward" else ()
+    names = [graph.values[v].name for v in written if graph.values[v].role == "parameter"]
+    if names:
+        why = f"writes the parameter {names[0]} in forward; the runs before a capture would change it"
+        yield _obstacle(op, why, "Keep it in a buffer")
 
 
 def _difference(one: FlowGraph, other: FlowGraph) -> Iterator[Obstacle]:

@@ -4,12 +4,14 @@
 them. A stand-in runs in the model's place, so that the model is left as it was.
 """
 
+import ast
 import copy
 import linecache
 import random
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -19,9 +21,10 @@ from torch.overrides import TorchFunctionMode
 from fusionadvisor.strategies.graphs.obstacle import CANT_WAIT, Obstacle, paths_of
 from fusionadvisor.strategies.graphs.state import contents_kept
 from fusionadvisor.strategies.graphs.where import current_frames, locate
+from fusionadvisor.strategies.source import Code
 from fusionadvisor.workload.inputs import Call
 
-_READS = {"cpu", "numpy", "tolist", "item", "__array__", "__dlpack__"}
+HOST_READS = {"cpu", "numpy", "tolist", "item", "__array__", "__dlpack__"}
 _FROM_PYTHON = {"tensor", "as_tensor", "asarray", "from_numpy", "frombuffer"}
 _FACTORIES = {
     "zeros", "ones", "full", "empty", "arange", "range", "linspace", "logspace", "eye", "rand", "randn", "randint",
@@ -31,14 +34,21 @@ _FACTORIES = {
 _INDEXING = {"__getitem__", "__setitem__"}
 _MODULE_TABLES = frozenset(vars(nn.Module())) - {"_parameters", "_buffers"}
 _SCALARS = (bool, int, float, complex, str, bytes, type(None))
+_STATE_REMEDY = "Keep the state in a buffer and write it in place"
 _DEPTH = 5
 """How deep containers and helper objects on a module are compared: caches are a dict of lists of tuples at most."""
 
 
-def rehearse(model: nn.Module, call: Call, grad: bool) -> tuple[list[Obstacle], Any]:
+def rehearse(model: nn.Module, call: Call, code: Code, grad: bool) -> tuple[list[Obstacle], Any]:
     """Run twice, the second time watched; return what was found and what the run returned.
 
     The first run lets the model build what it builds once: a graph's warm-ups would, too.
+
+    Args:
+        model: The model; it must not write its parameters in forward.
+        call: What to call it with.
+        code: The functions its forward can reach, whose globals are watched.
+        grad: Whether to record gradients.
     """
     call = call.map(lambda _, tensor: tensor.clone())
     try:
@@ -48,11 +58,11 @@ def rehearse(model: nn.Module, call: Call, grad: bool) -> tuple[list[Obstacle], 
     watch = _Watch(model)
     with contents_kept(model), _randomness_kept(), torch.set_grad_enabled(grad):
         model(*call.args, **call.kwargs)
-        before, randomness = _memory_of(model), _random_state()
-        with watch:
+        before, randomness = _memory_of(model, code), _random_state(watch.on_cpu)
+        with watch, _checkpoints(watch):
             result = model(*call.args, **call.kwargs)
-        changed = _changes(before, _memory_of(model))
-        if _random_state() != randomness:
+        changed = _changes(before, _memory_of(model, code))
+        if _random_state(watch.on_cpu) != randomness:
             changed.append(Obstacle("", "draws random numbers on the CPU; a graph repeats the captured ones"))
     return watch.found + changed, result
 
@@ -64,17 +74,21 @@ class _Watch(TorchFunctionMode):
         super().__init__()
         self.found: list[Obstacle] = []
         self._paths = paths_of(model)
-        self._on_cpu = all(p.device.type == "cpu" for p in model.parameters())
+        self.on_cpu = all(p.device.type == "cpu" for p in model.parameters())
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if problem := self._problem(getattr(func, "__name__", ""), args, kwargs):
-            owner, source = locate(current_frames())
-            self.found.append(Obstacle(self._paths.get(id(owner), ""), *problem, source))
+            self.note(*problem)
         return func(*args, **kwargs)
 
+    def note(self, why: str, remedy: str) -> None:
+        """Remember what the line that is running does."""
+        owner, source = locate(current_frames())
+        self.found.append(Obstacle(self._paths.get(id(owner), ""), why, remedy, source))
+
     def _problem(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, str] | None:
-        if name in _READS:
+        if name in HOST_READS:
             return (
                 f"reads a value back to the CPU (.{name}()) during forward; a graph can't wait for it",
                 "Keep it on the GPU",
@@ -99,14 +113,14 @@ class _Watch(TorchFunctionMode):
         """A copy to the CPU by name. On a CPU ``x.to(y.device)`` names it too, so there the line has to say "cpu"."""
         cpu = [a for a in given if a == "cpu" or (isinstance(a, torch.device) and a.type == "cpu")]
         return bool(cpu) and (
-            not self._on_cpu or any(a == "cpu" and isinstance(a, str) for a in cpu) or self._line_says_cpu()
+            not self.on_cpu or any(a == "cpu" and isinstance(a, str) for a in cpu) or self._line_says_cpu()
         )
 
     def _stays_on_cpu(self, device: Any) -> bool:
         if device is None:
             return torch.get_default_device().type == "cpu"
         return torch.device(device).type == "cpu" and (
-            not self._on_cpu or isinstance(device, str) or self._line_says_cpu()
+            not self.on_cpu or isinstance(device, str) or self._line_says_cpu()
         )
 
     def _line_says_cpu(self) -> bool:
@@ -136,14 +150,24 @@ class _Same:
     __hash__ = object.__hash__
 
 
-def _memory_of(model: nn.Module) -> dict[tuple[str, str], object]:
-    """Every attribute, parameter and buffer of every module, in a form that compares."""
-    memory: dict[tuple[str, str], object] = {}
+def _memory_of(model: nn.Module, code: Code) -> dict[tuple[str, str, str], object]:
+    """Every attribute, parameter and buffer of every module, its class's and the globals, in a form that compares."""
+    memory: dict[tuple[str, str, str], object] = {}
     for path, module in model.named_modules():
         for table in (module._parameters, module._buffers, vars(module)):
             for name, value in table.items():
                 if name not in _MODULE_TABLES:
-                    memory[path, name] = _frozen(value, _DEPTH)
+                    memory[path, "its attribute", name] = _frozen(value, _DEPTH)
+        for kind in type(module).__mro__[: type(module).__mro__.index(nn.Module)]:
+            for name, value in vars(kind).items():
+                if not name.startswith("__") and not callable(value):
+                    memory[path, f"the class attribute of {kind.__name__},", name] = _frozen(value, _DEPTH)
+    for function in code.functions:
+        for node in ast.walk(function.node):
+            if isinstance(node, ast.Name) and node.id in function.namespace:
+                value = function.namespace[node.id]
+                if not callable(value) and not isinstance(value, ModuleType):
+                    memory["", "the global", node.id] = _frozen(value, _DEPTH)
     return memory
 
 
@@ -160,21 +184,43 @@ def _frozen(value: object, depth: int) -> object:
     return (_Same(value), _frozen(state, depth - 1)) if state else _Same(value)
 
 
-def _changes(before: dict[tuple[str, str], object], after: dict[tuple[str, str], object]) -> list[Obstacle]:
-    keys = [key for key in {**before, **after} if before.get(key) != after.get(key)]
+def _changes(before: dict[tuple[str, str, str], object], after: dict[tuple[str, str, str], object]) -> list[Obstacle]:
     return [
-        Obstacle(path, f"changes its attribute '{name}' in every forward; a graph replays no Python", _STATE_REMEDY)
-        for path, name in keys
+        Obstacle(path, f"changes {what} '{name}' in every forward; a graph replays no Python", _STATE_REMEDY)
+        for path, what, name in {**before, **after}
+        if before.get((path, what, name)) != after.get((path, what, name))
     ]
 
 
-_STATE_REMEDY = "Keep the state in a buffer and write it in place"
-
-
-def _random_state() -> tuple[object, ...]:
+def _random_state(on_cpu: bool) -> tuple[object, ...]:
+    """Of the generators on the CPU; torch's own stands for the GPU's where the model itself is on the CPU."""
     numpy = sys.modules.get("numpy")
-    drawn = repr(numpy.random.get_state()) if numpy else ""
-    return random.getstate(), drawn
+    own = b"" if on_cpu else torch.get_rng_state().numpy().tobytes()
+    return random.getstate(), repr(numpy.random.get_state()) if numpy else "", own
+
+
+@contextmanager
+def _checkpoints(watch: _Watch) -> Iterator[None]:
+    """See ``torch.utils.checkpoint`` at work: it reads the random state, which a capture does not allow.
+
+    It asks for the device's type first, whichever of its two ways it takes.
+    """
+    from torch.utils import checkpoint
+
+    asked = getattr(checkpoint, "_infer_device_type", None)
+    if asked is None or not torch.is_grad_enabled():
+        yield
+        return
+
+    def noted(*args: Any) -> Any:
+        watch.note("recomputes activations (torch.utils.checkpoint), which reads the random state", "Leave it out")
+        return asked(*args)
+
+    checkpoint._infer_device_type = noted
+    try:
+        yield
+    finally:
+        checkpoint._infer_device_type = asked
 
 
 def _stand_in(model: nn.Module) -> nn.Module:

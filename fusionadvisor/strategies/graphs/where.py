@@ -46,8 +46,9 @@ def traceback_frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
 
 def place(source: Source | None, module: str) -> str:
     """``models/decoder.py:88 (decoder.layers.0)``, as much of it as is known."""
-    name = f"module '{module}'" if module else "the model"
-    return name if source is None else f"{short(source.file)}:{source.line}" + (f" ({module})" if module else "")
+    if source is None:
+        return module or "the model"
+    return f"{short(source.file)}:{source.line}" + (f" ({module})" if module else "")
 
 
 def short(file: str) -> str:
