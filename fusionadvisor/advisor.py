@@ -158,6 +158,68 @@ def profile_workload(workload: Workload, *, steps: int | None = None, progress: 
     )
 
 
+def run_script(
+    script: str | Path,
+    arguments: Sequence[str] = (),
+    *,
+    skip: int = 3,
+    steps: int = 5,
+    stop: bool = False,
+    trace: str | Path | None = None,
+    progress: Progress | None = None,
+) -> tuple[Report, int]:
+    """Run an unmodified script as ``python`` would, profile some of its steps, and say what is unfused in them.
+
+    Args:
+        script: The file.
+        arguments: Its command line after its name.
+        skip: Steps left alone at the beginning.
+        steps: Steps to profile after them.
+        stop: End the script then.
+        trace: Where to keep the profiler's trace; ``{rank}`` in it is filled in.
+        progress: Called with a few words before each stage.
+
+    Returns:
+        The report, and the script's exit code.
+
+    Raises:
+        InputError: If the script fails, or ends before its first profiled step did.
+        EnvironmentUnfitError: If the profiler records nothing here.
+    """
+    from fusionadvisor.analysis.facts import Facts
+    from fusionadvisor.analysis.summary import summarise
+    from fusionadvisor.capture.environment import probe
+    from fusionadvisor.capture.script import watch_script
+    from fusionadvisor.rules.engine import run
+
+    say = progress or _silent
+    tool, created, command = _started("run")
+    say("running the script")
+    watched = watch_script(
+        Path(script), arguments, skip=skip, steps=steps, stop=stop, trace=Path(trace) if trace else None
+    )
+    say("looking for unfused runs")
+    latency_us = watched.latency.median_ms * 1e3 if watched.latency else None
+    advice = run(Facts(watched.timeline, watched.flow, latency_us=latency_us))
+    report = Report(
+        tool=tool,
+        created=created,
+        command=command,
+        environment=probe(),
+        workload=watched.workload,
+        source=str(script),
+        timeline=summarise(watched.timeline, advice.group_of_kernel),
+        latency=watched.latency,
+        fusion=advice.fusion,
+        findings=advice.findings,
+        near_misses=advice.near_misses,
+        passed=advice.passed,
+        not_applicable=advice.not_applicable,
+        warnings=(*watched.warnings, *advice.warnings),
+    )
+    return report, watched.exit_code
+
+
 def optimize(
     workload: Workload,
     strategies: Sequence[str],

@@ -28,7 +28,7 @@ MOST_STEPS = 5
 MOST_SAMPLES = 200
 FEWEST_SAMPLES = 5
 WARM_UP = 3
-_SILENT = "99"
+SILENT = "99"
 """Kineto writes its start and stop to stderr at every level that it names itself."""
 
 
@@ -63,7 +63,7 @@ def capture(program: Program, *, steps: int | None = None) -> Captured:
     recorded = _profile(run, program, steps or max(1, min(MOST_STEPS, int(PROFILE_SECONDS / step_s))))
     aligned = align(recorded, flow)
     latency = measure_latency(run, program)
-    said = (*_unlinked(aligned.unlinked, aligned.kernels), *_noise(program))
+    said = (*unlinked(aligned.unlinked, aligned.kernels), *_noise(program))
     return Captured(aligned.timeline, flow, latency, said)
 
 
@@ -92,7 +92,7 @@ def _synchronize(program: Program) -> None:
 def _profile(run: Callable[[], object], program: Program, steps: int) -> Timeline:
     on_cuda = torch.device(program.workload.device).type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]
-    os.environ.setdefault("KINETO_LOG_LEVEL", _SILENT)
+    os.environ.setdefault("KINETO_LOG_LEVEL", SILENT)
     with tempfile.TemporaryDirectory(prefix="fusion-advisor-") as folder:
         path = Path(folder) / "profile.json"
         with (
@@ -113,11 +113,16 @@ def _profile(run: Callable[[], object], program: Program, steps: int) -> Timelin
         if not path.exists():
             raise EnvironmentUnfitError("The profiler finished no recording.", "Run `fusion-advisor doctor`.")
         timeline = load(path, stand_ins=True)
-    _check_recorded(timeline, steps, on_cuda)
+    check_recorded(timeline, steps, on_cuda)
     return replace(timeline, basis="measured", name="")
 
 
-def _check_recorded(timeline: Timeline, steps: int, on_cuda: bool) -> None:
+def check_recorded(timeline: Timeline, steps: int, on_cuda: bool) -> None:
+    """Make sure that a profile holds what was run.
+
+    Raises:
+        EnvironmentUnfitError: It holds nothing, no kernels where there is a GPU, or fewer steps.
+    """
     if on_cuda and timeline.stand_ins:
         raise EnvironmentUnfitError(
             "The profiler recorded no GPU kernels: it has no access to the GPU's performance counters (CUPTI).",
@@ -148,7 +153,8 @@ def measure_latency(run: Callable[[], object], program: Program) -> Timing:
     return Timing(middle, (low, high), tuple(taken), peak)
 
 
-def _unlinked(count: int, kernels: int) -> tuple[Warning, ...]:
+def unlinked(count: int, kernels: int) -> tuple[Warning, ...]:
+    """Say how many kernels could not be linked to the model, if any."""
     if not count:
         return ()
     return (

@@ -22,6 +22,7 @@ from fusionadvisor.cli.doctor import doctor
 from fusionadvisor.cli.explain import explain
 from fusionadvisor.cli.listing import list_
 from fusionadvisor.cli.profile import profile
+from fusionadvisor.cli.run import run_
 from fusionadvisor.errors import FusionAdvisorError, InputError
 
 INTERNAL_ERROR = 70
@@ -57,6 +58,7 @@ def fusion_advisor(
 app.command()(profile)
 app.command()(analyze)
 app.command()(apply)
+app.command("run")(run_)
 app.command()(compare)
 app.command()(check)
 app.command("list")(list_)

@@ -58,6 +58,24 @@ def record(run: Callable[[], object], model: nn.Module, inputs: Any = None) -> F
         kept.put_back()
 
 
+class Recording:
+    """A recording with a beginning and an end, for code that runs by itself. What it changes stays changed."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._recorder = _Recorder(model)
+        self._recorder.declare(None)
+        self._watching = ExitStack()
+
+    def start(self) -> None:
+        """See every op from here on."""
+        self._watching.enter_context(self._recorder.watching(None))
+
+    def stop(self) -> FlowGraph:
+        """See no more; return what flowed."""
+        self._watching.close()
+        return self._recorder.graph((), ())
+
+
 @dataclass
 class _Scope:
     """A module whose forward is running."""
@@ -129,11 +147,12 @@ class _Recorder:
                 self.values.name(part, role, name)
 
     @contextmanager
-    def watching(self, kept: Kept) -> Iterator[None]:
+    def watching(self, kept: Kept | None) -> Iterator[None]:
         with ExitStack() as stack:
             stack.enter_context(self._module_calls())
-            handle = register_optimizer_step_pre_hook(lambda optimizer, *_: kept.optimizer(optimizer))
-            stack.callback(handle.remove)
+            if kept is not None:
+                handle = register_optimizer_step_pre_hook(lambda optimizer, *_: kept.optimizer(optimizer))
+                stack.callback(handle.remove)
             stack.enter_context(_Mode(self, kept))
             yield
 
@@ -199,14 +218,15 @@ class _Recorder:
 
     # -- ops ----------------------------------------------------------------------------------------------------
 
-    def op(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], kept: Kept) -> Any:
+    def op(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], kept: Kept | None) -> Any:
         name = func._schema.name
         bound = bind(func, args, kwargs)
         index = len(self.ops)
         ids = {id(t): self.values.read(t) for t in bound.tensors}
-        for tensor in bound.written:
-            if self.values.existed(tensor):
-                kept.content(tensor)
+        if kept is not None:
+            for tensor in bound.written:
+                if self.values.existed(tensor):
+                    kept.content(tensor)
         origin, phase = self._origin()
         result = func(*args, **kwargs)
         returned = [t for _, t in tensors_in(result)]
@@ -272,7 +292,7 @@ class _Recorder:
 class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     supports_higher_order_operators = True
 
-    def __init__(self, recorder: _Recorder, kept: Kept) -> None:
+    def __init__(self, recorder: _Recorder, kept: Kept | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.recorder = recorder
         self.kept = kept

@@ -74,7 +74,9 @@ class Workload:
 
     target: str
     entry: str | None = None
-    entry_kind: Literal["factory", "module", "class", "live", "checkpoint", "archive", "pretrained"] = "factory"
+    entry_kind: Literal["factory", "module", "class", "live", "checkpoint", "archive", "pretrained", "script"] = (
+        "factory"
+    )
     model: str | None = None
     inputs: tuple[TensorSpec, ...] = ()
     inputs_from: str = ""
