@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from fusionadvisor.catalog import STRATEGIES, entry
+from fusionadvisor.report.quantities import QUANTITIES
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -32,3 +33,13 @@ def test_ci_runs_the_command_of_the_readme() -> None:
     assert "pytest" in block
     assert "constraints.txt" in block
     assert "<!-- install and test -->" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+
+
+def test_the_page_on_ci_lists_every_quantity() -> None:
+    page = (ROOT / "docs" / "ci.md").read_text(encoding="utf-8")
+    for quantity in QUANTITIES:
+        assert f"| `{quantity.name}` | {quantity.meaning} |" in page
+    sources = [ROOT / "fusionadvisor" / "cli" / f"{name}.py" for name in ("check", "options")]
+    known = "".join(source.read_text(encoding="utf-8") for source in sources)
+    for option in set(re.findall(r"(?<![-|])--[a-z][a-z-]+", page)):
+        assert f'"{option}"' in known

@@ -96,6 +96,6 @@ def from_dict(kind: Any, plain: Any) -> Any:
         return plain
     if kind is float and isinstance(plain, int) and not isinstance(plain, bool):
         return float(plain)
-    if isinstance(kind, type) and not isinstance(plain, kind):
+    if isinstance(kind, type) and (not isinstance(plain, kind) or (kind is not bool and isinstance(plain, bool))):
         raise TypeError(f"expected {kind.__name__}, found {type(plain).__name__}")
     return plain

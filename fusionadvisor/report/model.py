@@ -5,8 +5,12 @@ number never share a field: a *bound* (what could be saved), a *measurement* (wi
 GPU that is not here). JSON keys are the field names; see :mod:`fusionadvisor.report.codec`.
 """
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, fields
+from importlib import import_module
+from typing import TYPE_CHECKING, Literal, cast
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SCHEMA_VERSION = "1.0"
 
@@ -137,6 +141,12 @@ class KernelTable:
     """Index of the step a kernel belongs to, -1 outside all."""
     shapes: tuple[str, ...] = ()
     """Input shapes of the op, ``[8,64] [64]``; empty where not recorded."""
+
+    def __post_init__(self) -> None:
+        for column in fields(self):
+            values = getattr(self, column.name)
+            if isinstance(values, tuple) and len(values) not in (0, len(self.index)):
+                raise ValueError(f"kernel column {column.name} has {len(values)} values for {len(self.index)} kernels")
 
 
 @dataclass(frozen=True, slots=True)
@@ -402,3 +412,12 @@ class Report:
     files: tuple[str, ...] = ()
     """Files this run wrote."""
     schema_version: str = SCHEMA_VERSION
+
+    # For notebooks. What they need is loaded by name when called: the report itself rests on the standard library.
+
+    def to_frame(self) -> "pd.DataFrame":
+        """Return the kernels the report lists as a table, one row each; see ``fusionadvisor.analysis.frame``."""
+        return cast("pd.DataFrame", import_module("fusionadvisor.analysis.frame").kernels(self))
+
+    def _repr_html_(self) -> str:
+        return cast(str, import_module("fusionadvisor.render.notebook").compose(self))
