@@ -42,6 +42,7 @@ class Entry:
 
 STRATEGIES: tuple[Entry, ...] = (
     Entry("fuse_modules", "Fold batch norm, join activations", "fusionadvisor.strategies.fuse_modules:FuseModules"),
+    Entry("fx", "Rewrite a captured graph", "fusionadvisor.strategies.fx:FxPasses"),
     Entry("inplace", "Do activations in place", "fusionadvisor.strategies.inplace:InPlace"),
     Entry("channels_last", "Keep the model in channels-last", "fusionadvisor.strategies.channels_last:ChannelsLast"),
     Entry("torchscript", "Script or trace, then freeze", "fusionadvisor.strategies.torchscript:TorchScript"),

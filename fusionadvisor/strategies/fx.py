@@ -1,0 +1,279 @@
+"""Graph passes on what can be captured: formulas written out by hand become single ops; users add their own passes."""
+
+import copy
+import importlib.util
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from fusionadvisor.errors import InputError, StrategyError
+from fusionadvisor.report.model import Refusal
+from fusionadvisor.strategies import source
+from fusionadvisor.strategies.base import Call, Plan, Site, Strategy, Subject
+from fusionadvisor.strategies.modules import blocker, hooked
+from fusionadvisor.strategies.patterns import Finder, Match, NearMiss
+from fusionadvisor.workload.inputs import tensors_in
+
+Pass = Callable[[fx.GraphModule], fx.GraphModule | None]
+_FAILURES = (
+    RuntimeError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    KeyError,
+    IndexError,
+    AssertionError,
+    NotImplementedError,
+)
+"""What the front-ends raise on code they do not understand (fx's TraceError is a ValueError)."""
+
+
+@dataclass(frozen=True)
+class FxPasses(Strategy):
+    """Rewrite a captured graph.
+
+    ## What it does
+    Captures the model with ``torch.fx``, and where that fails the largest parts of it that can be captured, and where
+    nothing is found there, the whole with the ``torch.export`` front-end. In the graphs it replaces what is written
+    out by hand: ``x · sigmoid(x)`` by ``F.silu``, both forms of GELU by ``F.gelu``, layer norm and RMS norm by
+    ``F.layer_norm`` and ``F.rms_norm``. ``passes=my_passes.py:fn`` adds your own pass: ``fn`` takes a
+    ``torch.fx.GraphModule``, changes it or returns another; only verification tells whether it is right.
+
+    ## When it helps
+    Each formula becomes one kernel instead of two to eight. ``F.rms_norm`` is one kernel on CUDA; on the CPU it counts
+    as one and runs several.
+
+    ## When it refuses
+    Training, hooks, code that changes Python state in forward; a graph that does not return exactly what the model
+    returns. Formulas that only come close are left and named: epsilon in another place, an unbiased variance, another
+    approximation of GELU, inner values that are read elsewhere.
+
+    ## Example
+    ```
+    fusion-advisor apply model.py --strategy fx
+    ```
+    """
+
+    id = "fx"
+    order = 20
+
+    passes: str = ""
+
+    def plan(self, subject: Subject) -> Plan:
+        """Capture a copy, look for formulas, and check that the captured graph does what the model does."""
+        if subject.mode == "training" or subject.model.training:
+            return Plan(blocker="A captured graph holds one mode, and this model is in training mode.")
+        if reason := blocker(subject.model) or hooked(subject.model):
+            return Plan(blocker=reason)
+        if reason := _writes_state(source.read(subject.model)):
+            return Plan(blocker=reason)
+        work = copy.deepcopy(subject.model)
+        capture = _capture(work, subject.calls, needed=bool(self.passes))
+        if capture.differs(subject.model, work, subject.calls):
+            return Plan(blocker=f"What {capture.front_end} captured does not return exactly what the model returns.")
+        sites, refused = self._rewritten(capture)
+        return Plan(tuple(sites), tuple(refused), notes=capture.notes)
+
+    def rewrite(self, model: nn.Module, plan: Plan, subject: Subject) -> nn.Module:
+        """Capture the model again and rewrite its graphs.
+
+        Raises:
+            StrategyError: If a site of the plan is not found again.
+        """
+        capture = _capture(model, subject.calls, needed=bool(self.passes))
+        found = {site.name for site in self._rewritten(capture)[0]}
+        if missing := [site.name for site in plan.sites if site.name not in found]:
+            raise StrategyError(f"fx does not find {missing[0]} in this model.", "Make the recipe again.")
+        capture.install(model)
+        return model
+
+    def recheck(self, model: nn.Module, plan: Plan) -> str:
+        """The graph itself is captured again by :meth:`rewrite`."""
+        if model.training:
+            return "The model is in training mode."
+        return blocker(model) or hooked(model)
+
+    def _rewritten(self, capture: "_Capture") -> tuple[list[Site], list[Refusal]]:
+        """Rewrite the captured graphs; say what was changed and what only came close."""
+        sites: list[Site] = []
+        refused: dict[str, Refusal] = {}
+        for path, graph in list(capture.graphs.items()):
+            changed = list(_replace_formulas(graph))
+            for found in changed:
+                name = f"{_module_of(found.root, path)}: {found.name}"
+                if isinstance(found, Match):
+                    sites.append(Site(name, (_module_of(found.root, path),)))
+                else:
+                    refused[name] = Refusal(name, f"{found.reason[:1].upper()}{found.reason[1:]}.")
+            if self.passes:
+                capture.graphs[path] = _user_pass(self.passes)(graph) or graph
+                sites.append(Site(f"{path or 'the model'}: {self.passes}", (path,) if path else ()))
+            elif not any(isinstance(found, Match) for found in changed):
+                del capture.graphs[path]  # nothing to gain: its own code stays
+        return sites, list(refused.values())
+
+
+@dataclass
+class _Capture:
+    """Captured graphs by module path, and how they were come by."""
+
+    front_end: str
+    graphs: dict[str, fx.GraphModule]
+    notes: tuple[str, ...] = field(default=())
+
+    def install(self, model: nn.Module) -> None:
+        """Let each captured module run its graph; attributes and state dict stay as they were."""
+        for path, graph in self.graphs.items():
+            graph.recompile()
+            model.get_submodule(path).forward = graph.forward
+
+    def differs(self, model: nn.Module, work: nn.Module, calls: tuple[Call, ...]) -> bool:
+        """Whether the graphs, not rewritten yet, return another bit than the model on any of the calls."""
+        for path, graph in self.graphs.items():
+            work.get_submodule(path).forward = graph.forward
+        try:
+            return any(not _same(_run(model, call), _run(work, call)) for call in calls)
+        except _FAILURES:
+            return True
+        finally:
+            for path in self.graphs:
+                del work.get_submodule(path).forward
+
+
+def _capture(model: nn.Module, calls: tuple[Call, ...], needed: bool) -> _Capture:
+    """Capture the whole; else the largest parts that can be; else, where those hold no formula, with torch.export."""
+    reasons: dict[str, str] = {}
+    parts = dict(_traced(model, "", reasons))
+    if "" in parts or any(isinstance(m, Match) for g in parts.values() for m in Finder(g).matches()):
+        note = (f"torch.fx cannot capture the whole: {reasons['']}",) if "" in reasons else ()
+        return _Capture("torch.fx", parts, note)
+    exported = _exported(model, calls) if calls else None
+    if exported is not None:
+        return _Capture("torch.export", {"": exported}, (f"torch.fx cannot capture the whole: {reasons['']}",))
+    return _Capture("torch.fx", parts if needed else {}, (f"torch.fx cannot capture the whole: {reasons['']}",))
+
+
+def _traced(model: nn.Module, path: str, reasons: dict[str, str]) -> Iterator[tuple[str, fx.GraphModule]]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield path, fx.symbolic_trace(model)
+    except _FAILURES as error:
+        reasons[path] = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        for name, child in model.named_children():
+            if not type(child).__module__.startswith("torch.nn."):
+                yield from _traced(child, f"{path}.{name}" if path else name, reasons)
+            else:
+                for inner, grandchild in child.named_children():
+                    yield from _traced(grandchild, f"{path}.{name}.{inner}" if path else f"{name}.{inner}", reasons)
+
+
+def _exported(model: nn.Module, calls: tuple[Call, ...]) -> fx.GraphModule | None:
+    """The model as torch.export captures it, with the dimensions free that differ between the calls."""
+    call = calls[0]
+
+    def free(tensors: tuple[torch.Tensor, ...]) -> dict[int, Any]:
+        sizes = zip(*(t.shape for t in tensors), strict=True)
+        return {dim: torch.export.Dim.AUTO for dim, size in enumerate(sizes) if len(set(size)) > 1}
+
+    values = [(*c.args, *c.kwargs.values()) for c in calls]
+    if not all(isinstance(value, torch.Tensor) for row in values for value in row):
+        return None
+    shapes = [free(column) for column in zip(*values, strict=True)]
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            dynamic = (*shapes[: len(call.args)],), dict(zip(call.kwargs, shapes[len(call.args) :], strict=True))
+            program = torch.export.export(
+                model, call.args, dict(call.kwargs), dynamic_shapes=_by_name(model, *dynamic), strict=True
+            )
+            module: Any = program.module()
+    except _FAILURES:
+        return None
+    return module if isinstance(module, fx.GraphModule) else None
+
+
+def _by_name(model: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
+    import inspect
+
+    return dict(zip(inspect.signature(model.forward).parameters, positional, strict=False)) | named
+
+
+def _replace_formulas(module: fx.GraphModule) -> Iterator[Match | NearMiss]:
+    """Replace every match, outermost first, and yield it; yield what only came close too."""
+    taken: set[fx.Node] = set()
+    for found in list(Finder(module).matches()):
+        if isinstance(found, NearMiss):
+            if found.root not in taken:
+                yield found
+            continue
+        if found.root in taken or taken & found.inner:
+            continue
+        graph = module.graph
+        with graph.inserting_before(found.root):
+            new = found.make(graph)
+        new.meta.update({k: v for k, v in found.root.meta.items() if k == "nn_module_stack"})
+        found.root.replace_all_uses_with(new)
+        taken |= {found.root, *found.inner}
+        yield found
+    module.graph.eliminate_dead_code()
+    module.graph.lint()
+    module.recompile()
+
+
+def _module_of(node: fx.Node, path: str) -> str:
+    """The path of the module a node came from."""
+    stack = node.meta.get("nn_module_stack") or {}
+    inner = [entry[0] for entry in stack.values()][-1] if stack else ""
+    inner = inner.removeprefix("L['self'].") if isinstance(inner, str) else ""
+    return ".".join(part for part in (path, inner) if part) or "the model"
+
+
+def _writes_state(code: source.Code) -> str:
+    """Say where forward changes Python state, which a graph would not do again."""
+    import ast
+
+    if code.unreadable:
+        return f"The source of {code.unreadable[0]} cannot be read, so Python state it may change cannot be ruled out."
+    for function in code.functions:
+        for node in ast.walk(function.node):
+            stored = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del)
+            if stored or isinstance(node, ast.Global | ast.Nonlocal):
+                return f"{source.where(function, node)} changes Python state, which a graph would not do again."
+    return ""
+
+
+def _user_pass(where: str) -> Pass:
+    file, _, name = where.rpartition(":")
+    path = Path(file)
+    if not name or not path.is_file():
+        raise InputError(f"There is no pass '{where}'.", "Name it as my_passes.py:function.")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise InputError(f"{file} has no function '{name}'.", "Name it as my_passes.py:function.")
+    made: Pass = found
+    return made
+
+
+def _run(model: nn.Module, call: Call) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    inputs = call.map(lambda _, tensor: tensor.clone())
+    with torch.no_grad():
+        return [tensor for _, tensor in tensors_in(model(*inputs.args, **inputs.kwargs))]
+
+
+def _same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+    return len(one) == len(other) and all(
+        a.shape == b.shape and a.dtype == b.dtype and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
+        for a, b in zip(one, other, strict=True)
+    )
