@@ -14,7 +14,7 @@ from fusionadvisor.report.model import Refusal
 from fusionadvisor.strategies.base import Call, Subject
 from fusionadvisor.strategies.graphs.obstacle import Obstacle
 from fusionadvisor.strategies.graphs.recordings import calls_pending, obstacles, unknown_ops, written_inputs
-from fusionadvisor.strategies.graphs.rehearsal import HOST_READS, rehearse
+from fusionadvisor.strategies.graphs.rehearsal import HOST_READS, Rehearsal, rehearse
 from fusionadvisor.strategies.graphs.replay import CONSTANTS
 from fusionadvisor.strategies.graphs.state import contents_kept
 from fusionadvisor.strategies.graphs.where import short
@@ -61,16 +61,16 @@ class Preflight:
         code = read(subject.model)
         found = list(_structural(subject.model, training))
         recorded = list(obstacles(subject.graphs))
-        result = None
+        rehearsal = Rehearsal([])
         if call is not None:
             found += _given(subject.model, call)
             if not any("writes the parameter" in o.why for o in recorded):  # a rehearsal would, too
-                rehearsed, result = rehearse(subject.model, call, code, grad=training)
-                found += rehearsed
-        found += recorded
+                rehearsal = rehearse(subject.model, call, code, grad=training)
+        found += rehearsal.found
+        found += [o for o in recorded if o.source is None or o.source not in rehearsal.excused]
         self._found = _once(found)
         self._unseen = _unseen(code, self._found)
-        self._returned = [leaf for leaf in tree_leaves(result) if not isinstance(leaf, (Tensor, *CONSTANTS))]
+        self._returned = [leaf for leaf in tree_leaves(rehearsal.result) if not isinstance(leaf, (Tensor, *CONSTANTS))]
 
     def verdict(self, site: str = "") -> Verdict:
         """Judge the module at this path; empty for the model."""

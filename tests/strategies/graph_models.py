@@ -84,6 +84,13 @@ class NumberIntoMask(nn.Module):
         return y
 
 
+class OneHot(nn.Module):
+    """Reads its classes back on a CPU and not on CUDA."""
+
+    def forward(self, x: Tensor) -> Any:
+        return F.one_hot(x.argmax(-1), 8).float()
+
+
 class Item(nn.Module):
     def forward(self, x: Tensor) -> Any:
         return x * x.max().item()
@@ -218,6 +225,21 @@ class RepeatInterleave(nn.Module):
         return torch.repeat_interleave(x[:, 0], (x[:, 1] > 0).long() + 1).sum()
 
 
+class OneHotOfUnknownSize(nn.Module):
+    def forward(self, x: Tensor) -> Any:
+        return F.one_hot(x.argmax(-1)).sum()
+
+
+class AllClose(nn.Module):
+    def forward(self, x: Tensor) -> Any:
+        return x if torch.allclose(x, x) else -x
+
+
+class Decomposes(nn.Module):
+    def forward(self, x: Tensor) -> Any:
+        return torch.linalg.svdvals(x)
+
+
 class Multinomial(nn.Module):
     def forward(self, x: Tensor) -> Any:
         return torch.multinomial(x.softmax(-1), 1)
@@ -262,6 +284,7 @@ CAPTURABLE = (
     Case(LazyCache),
     Case(BufferState),
     Case(NumberIntoMask),
+    Case(OneHot),
 )
 NOT_CAPTURABLE = (
     Case(Item, says="reads a value back to the CPU (.item())", line=".item()"),
@@ -284,6 +307,9 @@ NOT_CAPTURABLE = (
     Case(Hooked, says="forward hook"),
     Case(OpaqueOutput, says="returns a Outcome"),
     Case(RepeatInterleave, says="repeat_interleave", line="torch.repeat_interleave"),
+    Case(OneHotOfUnknownSize, says=".item()", line="F.one_hot"),
+    Case(AllClose, says="torch.allclose", line="torch.allclose"),
+    Case(Decomposes, says="solver may wait", line="svdvals"),
     Case(Multinomial, says="multinomial", line="torch.multinomial"),
     Case(Body, says="graph layers only: --site layers", line=".item()"),
 )

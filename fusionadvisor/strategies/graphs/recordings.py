@@ -3,47 +3,13 @@
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
-from fusionadvisor.flow.graph import SYNC_OPS, FlowGraph, Op
+from fusionadvisor.flow.graph import FlowGraph, Op
 from fusionadvisor.report.model import Source
 from fusionadvisor.strategies.graphs.obstacle import CANT_WAIT, Obstacle
-
-_COUNT = "makes as many elements as the data says"
-_NO_NESTED = "Set enable_nested_tensor=False"
-
-_WAITS: dict[str, tuple[str, str]] = {
-    "aten::_local_scalar_dense": ("reads a value back to the CPU (.item())", "Keep it on the GPU"),
-    "aten::is_nonzero": ("uses a tensor as a condition", "Use torch.where"),
-    "aten::equal": ("compares tensors for a Python condition (torch.equal)", "Keep the comparison on the GPU"),
-    "aten::nonzero": ("finds non-zero positions, whose number the CPU waits for", "Use a mask with torch.where"),
-    "aten::masked_select": (f"{_COUNT} (masked_select)", "Use torch.where or multiply by the mask"),
-    "aten::repeat_interleave": (f"{_COUNT} (repeat_interleave)", "Pass output_size"),
-    "aten::bincount": (f"{_COUNT} (bincount)", "Use scatter_add into a tensor of fixed size"),
-    "aten::multinomial": ("checks its probabilities on the CPU (multinomial)", "Sample with the Gumbel-max trick"),
-    "aten::histc": ("reads the range of the data back to the CPU (histc)", ""),
-    "aten::_linalg_check_errors": ("waits to see whether torch.linalg failed", "Use the _ex variant"),
-    "aten::_pack_padded_sequence": ("packs sequences by lengths on the CPU", "Pad to a fixed length"),
-    "aten::_ctc_loss": ("reads the lengths back to the CPU (ctc_loss)", "Leave the loss out of the graph"),
-    "aten::_to_sparse": ("counts non-zeros to make a sparse tensor", "Keep it dense"),
-    "aten::_nested_tensor_from_mask": ("makes a nested tensor as large as the mask says", _NO_NESTED),
-    "aten::_nested_tensor_from_mask_left_aligned": ("checks the padding mask on the CPU", _NO_NESTED),
-    "torchvision::nms": ("keeps as many boxes as the data says (nms)", "Leave it out of the graph"),
-    "higher_order::cond": ("chooses a branch by a value on the GPU (torch.cond)", "Use torch.where"),
-    "higher_order::while_loop": ("loops by a value on the GPU (while_loop)", "Use a fixed number of steps"),
-}  # fmt: skip
-"""Ops for which the CPU waits, beyond :data:`SYNC_OPS` or with better words (aten native functions, torch 2.13)."""
-
-_SOLVERS = (
-    "aten::_linalg_eigh",
-    "aten::linalg_eig",
-    "aten::_linalg_svd",
-    "aten::linalg_lstsq",
-    "aten::_linalg_eigvals",
-)
-"""Decompositions that run partly on the CPU or wait for cuSOLVER's status."""
+from fusionadvisor.strategies.graphs.waits import KNOWN, literal, wait_of
 
 _COMMUNICATION = ("c10d", "_c10d_functional")
 _KNOWN_NAMESPACES = ("aten", "prims", "higher_order", "quantized", *_COMMUNICATION)
-_MASKS = ("bool", "uint8")
 
 
 def obstacles(graphs: Iterable[FlowGraph]) -> Iterator[Obstacle]:
@@ -100,7 +66,7 @@ def calls_pending(graph: FlowGraph, site: str) -> int:
 def unknown_ops(graph: FlowGraph) -> list[str]:
     """Ops that are not torch's own; whether they wait is not known."""
     names = {op.name for op in _own(graph) if op.name.partition("::")[0] not in _KNOWN_NAMESPACES}
-    return sorted(names - _WAITS.keys())
+    return sorted(names - KNOWN)
 
 
 def source_of(op: Op) -> Source | None:
@@ -113,44 +79,16 @@ def _obstacle(op: Op, why: str, remedy: str) -> Obstacle:
 
 
 def _waits(graph: FlowGraph, op: Op) -> Iterator[Obstacle]:
-    if op.name == "aten::repeat_interleave" and op.arguments.get("output_size") is not None:
-        return
-    if op.name in _WAITS:
-        why, remedy = _WAITS[op.name]
+    if wait := wait_of(graph, op):
+        why, remedy = wait
         yield _obstacle(op, f"{why} {CANT_WAIT}", remedy)
-    elif op.name in SYNC_OPS:
-        yield _obstacle(op, f"waits for a result ({op.name}) {CANT_WAIT}", "")
-    elif op.name in _SOLVERS:
-        yield _obstacle(op, f"runs a solver that waits for its status ({op.name}) {CANT_WAIT}", "")
-    elif op.name == "aten::lift_fresh" and not _literal(graph, op.writes[0]):
-        yield _obstacle(op, f"builds a tensor from Python data {CANT_WAIT}", "Make it once, as a buffer")
     elif op.name.partition("::")[0] in _COMMUNICATION:
         yield _obstacle(op, f"communicates with other processes ({op.name})", "")
-    elif op.name.startswith(("aten::index", "aten::_index_put")) and _masked(graph, op):
-        yield _obstacle(
-            op,
-            f"indexes with a boolean mask, whose count the CPU needs, {CANT_WAIT}",
-            "Use torch.where or masked_fill",
-        )
-
-
-def _literal(graph: FlowGraph, value: int) -> bool:
-    """A number in the code that became a 0-dim tensor on its way, as in ``x[mask] = 0.0``."""
-    maker = graph.producer(value)
-    return not graph.values[value].shape and maker is not None and maker.name == "aten::lift_fresh"
-
-
-def _masked(graph: FlowGraph, op: Op) -> bool:
-    """A mask among the indices, except where one Python number is written: that is a masked_fill."""
-    indices, written = op.operands.get("indices", ()), op.operands.get("values", ())
-    if not any(graph.values[v].dtype in _MASKS for v in indices):
-        return False
-    return not (len(indices) == 1 and written and _literal(graph, written[0]))
 
 
 def _moves(graph: FlowGraph, op: Op) -> Iterator[Obstacle]:
     """Tensors of the CPU among those of the GPU. A 0-dim CPU tensor is no exception: its value would be frozen."""
-    touched = [v for v in (*op.reads, *op.writes) if not _literal(graph, v)]
+    touched = [v for v in (*op.reads, *op.writes) if not literal(graph, v)]
     devices = {graph.values[v].device.partition(":")[0] for v in touched}
     if len(devices) > 1:
         yield _obstacle(op, f"mixes tensors of {' and '.join(sorted(devices))} ({op.name})", "Keep all on the GPU")

@@ -11,6 +11,7 @@ import random
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from fusionadvisor.report.model import Source
 from fusionadvisor.strategies.graphs.obstacle import CANT_WAIT, Obstacle, paths_of
 from fusionadvisor.strategies.graphs.state import contents_kept
 from fusionadvisor.strategies.graphs.where import current_frames, locate
@@ -39,8 +41,17 @@ _DEPTH = 5
 """How deep containers and helper objects on a module are compared: caches are a dict of lists of tuples at most."""
 
 
-def rehearse(model: nn.Module, call: Call, code: Code, grad: bool) -> tuple[list[Obstacle], Any]:
-    """Run twice, the second time watched; return what was found and what the run returned.
+@dataclass(frozen=True)
+class Rehearsal:
+    """What was found, lines that are excused from what the recordings say of them, and what the run returned."""
+
+    found: list[Obstacle]
+    excused: frozenset[Source | None] = frozenset()
+    result: Any = None
+
+
+def rehearse(model: nn.Module, call: Call, code: Code, grad: bool) -> Rehearsal:
+    """Run twice, the second time watched.
 
     The first run lets the model build what it builds once: a graph's warm-ups would, too.
 
@@ -54,7 +65,7 @@ def rehearse(model: nn.Module, call: Call, code: Code, grad: bool) -> tuple[list
     try:
         model = _stand_in(model)
     except Exception as error:  # noqa: BLE001 - copying runs the user's own __deepcopy__ and __reduce__
-        return [Obstacle("", f"cannot be copied, so its forward could not be rehearsed ({error})")], None
+        return Rehearsal([Obstacle("", f"cannot be copied, so its forward could not be rehearsed ({error})")])
     watch = _Watch(model)
     with contents_kept(model), _randomness_kept(), torch.set_grad_enabled(grad):
         model(*call.args, **call.kwargs)
@@ -64,7 +75,7 @@ def rehearse(model: nn.Module, call: Call, code: Code, grad: bool) -> tuple[list
         changed = _changes(before, _memory_of(model, code))
         if _random_state(watch.on_cpu) != randomness:
             changed.append(Obstacle("", "draws random numbers on the CPU; a graph repeats the captured ones"))
-    return watch.found + changed, result
+    return Rehearsal(watch.found + changed, frozenset(watch.excused), result)
 
 
 class _Watch(TorchFunctionMode):
@@ -73,13 +84,18 @@ class _Watch(TorchFunctionMode):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.found: list[Obstacle] = []
+        self.excused: set[Source | None] = set()
+        """Lines that read a value back on a CPU only: ``one_hot`` checks its classes there and not on CUDA."""
         self._paths = paths_of(model)
         self.on_cpu = all(p.device.type == "cpu" for p in model.parameters())
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if problem := self._problem(getattr(func, "__name__", ""), args, kwargs):
+        name = getattr(func, "__name__", "")
+        if problem := self._problem(name, args, kwargs):
             self.note(*problem)
+        if name == "one_hot" and self.on_cpu and (len(args) > 1 or kwargs.get("num_classes", -1) != -1):
+            self.excused.add(locate(current_frames())[1])
         return func(*args, **kwargs)
 
     def note(self, why: str, remedy: str) -> None:
