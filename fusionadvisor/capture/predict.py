@@ -70,7 +70,7 @@ def predict(workload: Workload, gpu: str = DEFAULT) -> Predicted:
     """
     if workload.entry_kind == "live":
         raise InputError("A live model cannot be predicted.", "Pass a function that builds it to predict_model.")
-    return _assembled(workload, named(gpu))
+    return assembled(workload, _in_child(workload, named(gpu)), named(gpu))
 
 
 def predict_model(
@@ -97,17 +97,16 @@ def predict_model(
     """
     from fusionadvisor.capture.predicted.stream import Factory
 
-    return _assembled(Factory(build, inputs, mode, step, optimizer), named(gpu))
+    source = Factory(build, inputs, mode, step, optimizer)
+    return assembled(source, _in_child(source, named(gpu)), named(gpu))
 
 
-def _assembled(source: "Workload | Factory", gpu: Silicon) -> Predicted:
+def assembled(source: "Workload | Factory", found: "Stream", gpu: Silicon) -> Predicted:
+    """Put a stream on a time line and say what is to be known of it."""
     from fusionadvisor.capture.predicted.assemble import Assembly, moved_bytes
 
-    found = _in_child(source, gpu)
     assembly = Assembly(found, gpu)
-    import torch
-
-    timeline = assembly.timeline("prediction", {"torch": torch.__version__})
+    timeline = assembly.timeline("prediction", {"torch": found.torch})
     times = assembly.times
     likely = sum(t.likely_us for t in times)
     uncalibrated = sum(t.likely_us for t in times if not t.calibrated)
@@ -116,7 +115,7 @@ def _assembled(source: "Workload | Factory", gpu: Silicon) -> Predicted:
         flow=found.flow,
         warnings=tuple(_warnings(source, found, gpu, uncalibrated / likely if likely else 0.0)),
         inputs=found.inputs,
-        bytes=moved_bytes(found.flow, found),
+        bytes=moved_bytes(found),
         kernel_us=Range(sum(t.low_us for t in times), likely, sum(t.high_us for t in times)),
         uncalibrated_share=uncalibrated / likely if likely else 0.0,
     )
@@ -159,10 +158,14 @@ def _in_child(source: "Workload | Factory", gpu: Silicon) -> "Stream":
     Torch aborts the process in a few places where a fake tensor has no memory; a second process then takes the CPU.
     """
     found = _attempt(source, gpu, "")
-    return _attempt(source, gpu, found, last=True) if isinstance(found, str) else found
+    if isinstance(found, str):
+        found = _attempt(source, gpu, found)
+    if isinstance(found, str):
+        raise InputError(f"The prediction failed: {found}.", "Check that the model runs here on the CPU.")
+    return found
 
 
-def _attempt(source: "Workload | Factory", gpu: Silicon, crashed: str, *, last: bool = False) -> "Stream | str":
+def _attempt(source: "Workload | Factory", gpu: Silicon, crashed: str) -> "Stream | str":
     """What a child found, or how it died."""
     try:
         job = pickle.dumps((source, gpu, crashed))
@@ -190,10 +193,7 @@ def _attempt(source: "Workload | Factory", gpu: Silicon, crashed: str, *, last: 
             ) from error
         if not answer.exists():
             lines = ended.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
-            how = f"the process ended with code {ended.returncode}: {lines[-1]}"
-            if last:
-                raise InputError(f"The prediction failed: {how}.", "Check that the model runs here on the CPU.")
-            return how
+            return f"the process ended with code {ended.returncode}: {lines[-1]}"
         result = pickle.loads(answer.read_bytes())
     if isinstance(result, FusionAdvisorError):
         raise result

@@ -7,7 +7,7 @@ from fusionadvisor.capture.predicted.gpus import Silicon
 from fusionadvisor.capture.predicted.kernels import Kernel, Transfer, Work
 from fusionadvisor.capture.predicted.stream import Stream
 from fusionadvisor.capture.predicted.times import Time, time_of
-from fusionadvisor.flow.graph import FlowGraph, Op
+from fusionadvisor.flow.graph import Op
 from fusionadvisor.trace.timeline import (
     KERNEL_COLUMNS,
     LAUNCH_COLUMNS,
@@ -158,6 +158,6 @@ def _table(rows: _Rows, columns: dict[str, str]) -> "pd.DataFrame":
     })  # fmt: skip
 
 
-def moved_bytes(flow: FlowGraph, stream: Stream) -> int:
+def moved_bytes(stream: Stream) -> int:
     """Bytes that all kernels together read and write."""
     return sum(w.bytes for _, work in stream.work for w in work)

@@ -27,9 +27,14 @@ FULL = """
     nll_loss nll_loss2d hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss mse_loss margin_ranking_loss
     multilabel_margin_loss soft_margin_loss triplet_margin_loss multi_margin_loss binary_cross_entropy_with_logits dist
     pdist cdist renorm logsumexp upsample_nearest1d upsample_nearest2d upsample_bilinear2d upsample_bicubic2d
-    prod softmax.int log_softmax.int cumprod cumsum sum sum.dim_IntList norm.Scalar
+    norm.Scalar
 """.split()  # noqa: SIM905
 """Run in float32."""
+
+INTO_FULL = """
+    prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm sum sum.dim_IntList
+""".split()  # noqa: SIM905
+"""Asked for a float32 result, whatever they read."""
 
 WIDEST = "addcdiv addcmul atan2 bilinear cross dot grid_sampler index_put tensordot scatter_add".split()  # noqa: SIM905
 """Run in the widest type among their arguments."""
@@ -38,14 +43,25 @@ WIDEST = "addcdiv addcmul atan2 bilinear cross dot grid_sampler index_put tensor
 def register(device: str) -> None:
     """Install the policy for the fake device. Once in the life of a process."""
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-    _libraries.append(library)
-    for names, pick in ((LOW, lambda _: torch.get_autocast_dtype(device)), (FULL, lambda _: torch.float32),
-                        (WIDEST, _widest)):  # fmt: skip
+    others = torch.library.Library("_", "IMPL", KEY)  # type: ignore[no-untyped-call]
+    others.fallback(torch.library.fallthrough_kernel)  # type: ignore[no-untyped-call]
+    _libraries.extend((library, others))
+    policies: tuple[tuple[list[str], Callable[[list[torch.Tensor]], torch.dtype]], ...] = (
+        (LOW, lambda _: torch.get_autocast_dtype(device)),
+        (FULL, lambda _: torch.float32),
+        (WIDEST, _widest),
+    )
+    for names, pick in policies:
         for name in names:
             packet, _, overload = name.partition(".")
             op = getattr(getattr(torch.ops.aten, packet), overload or "default", None)
             if op is not None:
-                library.impl(name if overload else packet, _casting(op, pick, names is FULL), KEY)  # type: ignore[no-untyped-call]
+                library.impl(name, _casting(op, pick), KEY)  # type: ignore[no-untyped-call]
+
+    for name in INTO_FULL:
+        packet, _, overload = name.partition(".")
+        op = getattr(getattr(torch.ops.aten, packet), overload or "default")
+        library.impl(name, _into_full(op, packet), KEY)  # type: ignore[no-untyped-call]
 
 
 _libraries: list[torch.library.Library] = []
@@ -57,13 +73,26 @@ def _widest(tensors: list[torch.Tensor]) -> torch.dtype:
     return torch.float32 if torch.float32 in floats or not floats else floats[0]
 
 
-def _casting(op: Any, pick: Callable[[list[torch.Tensor]], torch.dtype], full: bool) -> Callable[..., Any]:
+def _casting(op: Any, pick: Callable[[list[torch.Tensor]], torch.dtype]) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         tensors = [a for a in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(a, torch.Tensor)]
         dtype = pick(tensors)
         with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, KEY))):
             args, kwargs = torch.utils._pytree.tree_map(lambda leaf: _cast(leaf, dtype), (args, kwargs))
             return op(*args, **kwargs)
+
+    return kernel
+
+
+def _into_full(op: Any, name: str) -> Callable[..., Any]:
+    def kernel(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if tensor.dtype in (torch.float16, torch.bfloat16) and kwargs.get("dtype") is None:
+            kwargs["dtype"] = torch.float32
+        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, KEY))):
+            if name in ("softmax", "log_softmax") and tensor.dtype is torch.float16 and len(args) == 1:
+                # reads half precision and writes float32 in one kernel (SoftMax.cpp, softmax)
+                return getattr(torch.ops.aten, f"_{name}")(tensor, args[0], True)
+            return op(tensor, *args, **kwargs)
 
     return kernel
 

@@ -37,6 +37,7 @@ class _Backend(backend_registration._DummyBackendModule):
         return [torch.float16, torch.bfloat16]
 
 
+@functools.cache
 def register() -> None:
     """Make the device known to torch, once in the life of a process."""
     backend_registration._setup_privateuseone_for_python_backend(rename=NAME, backend_module=_Backend())
@@ -50,8 +51,8 @@ class Session:
 
     def __init__(self, gpu: Silicon) -> None:
         self.gpu = gpu
-        self.known = Known(NAME)
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
+        self.known = Known(self.fake)
 
     @contextmanager
     def on_cpu(self) -> Iterator[None]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -33,12 +33,12 @@ class Known(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Follows small values and answers what depends on data. Sits above ``FakeTensorMode``.
 
     Args:
-        device: The fake device's name; reading a value from it makes the CPU wait.
+        mode: The one below.
     """
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, mode: FakeTensorMode) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.device = device
+        self.mode = mode
         self.stand_ins: dict[str, int] = {}
         self._lost: set[int] = set()
 
@@ -58,15 +58,23 @@ class Known(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return torch.empty_like(args[1])
         if name in _MASK_OPS:
             args = (args[0], self._positions(args[1]), *args[2:])
+        args, kwargs = tree_map(self._fake, (args, kwargs))
         result = func(*args, **kwargs)
-        for leaf in _tensors(result):
-            if isinstance(leaf, FakeTensor):
-                leaf.constant = None  # torch would compute with it, on the device that is not there
         self._follow(func, name, args, kwargs, result)
         if name in ("all", "logical_and"):
             for leaf in _tensors(result):
                 leaf._true = True
         return result
+
+    def _fake(self, leaf: Any) -> Any:
+        """A fake tensor for a real one, with its content: torch would compute with real ones."""
+        if isinstance(leaf, FakeTensor):
+            leaf.constant = None  # the same: torch keeps small constants and computes with them
+        elif isinstance(leaf, torch.Tensor):
+            real, leaf = leaf, self.mode.from_tensor(leaf)
+            if not hasattr(leaf, "_known"):
+                know(leaf, real)
+        return leaf
 
     # -- what is known ------------------------------------------------------------------------------------------
 

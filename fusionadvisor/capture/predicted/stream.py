@@ -45,6 +45,7 @@ class Stream:
         inputs: What the model was called with.
         stand_ins: How often which op was answered with a stand-in.
         unknown: Ops that are not in the table, and how often they ran.
+        torch: Version whose ops these are.
         fallback: Why the run took place on the CPU instead; empty where it did not.
     """
 
@@ -53,6 +54,7 @@ class Stream:
     inputs: tuple[TensorSpec, ...]
     stand_ins: dict[str, int] = field(default_factory=dict)
     unknown: dict[str, int] = field(default_factory=dict)
+    torch: str = torch.__version__
     fallback: str = ""
 
 
@@ -89,11 +91,11 @@ def stream(source: Workload | Factory, gpu: Silicon, crashed: str = "") -> Strea
 
 def _built(source: Workload | Factory, session: device.Session) -> tuple[Program, Call]:
     """The program without memory for weights where its code allows it, with them where not; inputs are real."""
-    try:
-        built = _build(source, session.on_cpu())
-    except Exception:  # noqa: BLE001 - building it for real tells what is wrong, if anything is
-        built = _build(source, nullcontext())
     with session.pretence():
+        try:
+            built = _build(source, session.on_cpu())
+        except Exception:  # noqa: BLE001 - building it for real tells what is wrong, if anything is
+            built = _build(source, nullcontext())
         return built, built.call()
 
 

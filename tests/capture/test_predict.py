@@ -1,0 +1,219 @@
+"""Predictions of kernel streams, against hand-derived streams and against what an H100 launched."""
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from fusionadvisor import trace
+from fusionadvisor.analysis.facts import Facts
+from fusionadvisor.analysis.summary import summarise
+from fusionadvisor.capture.predict import Predicted, predict, predict_model
+from fusionadvisor.capture.predicted.stream import Factory
+from fusionadvisor.errors import InputError
+from fusionadvisor.report.codec import to_dict
+from fusionadvisor.report.model import Workload
+from fusionadvisor.rules.engine import run
+from fusionadvisor.trace.timeline import KERNEL_COLUMNS, LAUNCH_COLUMNS, MEMORY_COLUMNS, OP_COLUMNS, SYNC_COLUMNS
+from fusionadvisor.workload.resolve import resolve
+from tests.capture import h100, tiny
+from tests.capture.worker import predict_all
+from tests.shared import SHARED
+
+SOURCES: dict[str, tuple[Factory, str]] = {
+    "mlp": (Factory(tiny.mlp, tiny.rows), "h100"),
+    "mlp on a100": (Factory(tiny.mlp, tiny.rows), "a100"),
+    "training": (Factory(tiny.mlp, tiny.rows_and_labels, "training", tiny.step, tiny.sgd), "h100"),
+    "conv": (Factory(tiny.conv, tiny.images), "h100"),
+    "conv channels last": (Factory(tiny.conv, tiny.images_channels_last), "h100"),
+    "flash": (Factory(tiny.Attention, partial(tiny.heads, torch.bfloat16, False)), "h100"),
+    "efficient": (Factory(tiny.Attention, partial(tiny.heads, torch.float32, False)), "h100"),
+    "masked attention": (Factory(tiny.Attention, partial(tiny.heads, torch.bfloat16, True)), "h100"),
+    "autocast": (Factory(tiny.Autocast, tiny.rows), "h100"),
+    "reads": (Factory(tiny.Reads, tiny.rows), "h100"),
+    "mask": (Factory(tiny.Masked, tiny.mask), "h100"),
+    "numpy": (Factory(tiny.Numpy, tiny.rows), "h100"),
+}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Predicted]:
+    return predict_all(SOURCES, tmp_path_factory.mktemp("predictions"))
+
+
+SAMPLES = Path(__file__).parents[2] / "sample_models"
+
+
+def kernels(found: Predicted) -> list[tuple[str, str]]:
+    table = found.timeline.kernels
+    return list(zip(table["op"].astype(str), table["kind"].astype(str), strict=True))
+
+
+def names(found: Predicted) -> list[str]:
+    return [str(name) for name in found.timeline.kernels["name"]]
+
+
+def ops(found: Predicted) -> list[str]:
+    return [op.removeprefix("aten::") for op, _ in kernels(found)]
+
+
+# -- against an H100 --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(SHARED is None, reason="the recorded traces are not here")
+@pytest.mark.parametrize(("name", "counted"), [("tl_h100_vit_nsfw", 154), ("tl_h100_qwen15_05b", 1029)])
+def test_kernels_are_those_an_h100_launched(name: str, counted: int) -> None:
+    pytest.importorskip("transformers")
+    assert SHARED is not None
+    recorded = trace.load(SHARED / "traces" / f"{name}.json.gz").kernels
+    linked = recorded[recorded["launch_id"] >= 0]
+    assert len(linked) == counted
+    build, inputs = h100.REBUILT[name]
+    predicted = predict_model(build, inputs, "h100").timeline.kernels
+    assert Counter(predicted["op"].astype(str)) == Counter(linked["op"].astype(str))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(SHARED is None, reason="the recorded traces are not here")
+def test_detector_is_within_two_percent_of_an_h100() -> None:
+    pytest.importorskip("transformers")
+    assert SHARED is not None
+    recorded = trace.load(SHARED / "traces" / "tl_h100_owlv2.json.gz").kernels
+    build, inputs = h100.REBUILT["tl_h100_owlv2"]
+    predicted = predict_model(build, inputs, "h100").timeline.kernels
+    assert abs(h100.OWLV2_CALLS * len(predicted) - len(recorded)) <= 0.02 * len(recorded)
+
+
+# -- by hand ----------------------------------------------------------------------------------------------------
+
+
+def test_inference_of_linear_layers(found: dict[str, Predicted]) -> None:
+    mlp = found["mlp"]
+    assert ops(mlp) == ["addmm", "relu", "addmm", "_log_softmax"]
+    assert mlp.timeline.basis == "predicted"
+    assert list(mlp.timeline.kernels["module"].astype(str)) == ["first", "", "second", ""]
+    line = tiny.line_of("F.log_softmax(")
+    assert {str(s).rpartition("/")[2] for s in mlp.timeline.kernels["source"]} == {f"tiny.py:{line}"}
+
+
+def test_training_adds_backward_and_optimizer(found: dict[str, Predicted]) -> None:
+    table = found["training"].timeline.kernels
+    by_phase = {
+        str(phase): [str(op).removeprefix("aten::") for op in rows["op"]]
+        for phase, rows in table.groupby("phase", observed=True)
+    }
+    assert by_phase["forward"] == ["addmm", "relu", "addmm", "_log_softmax", "nll_loss_forward"]
+    backward = Counter(by_phase["backward"])
+    # of each layer the weight's gradient, of the second the input's too; a sum for each bias
+    assert (backward["mm"], backward["sum"], backward["threshold_backward"]) == (3, 2, 1)
+    assert by_phase["optimizer"] == ["_foreach_add_"]
+
+
+def test_convolutions_turn_the_layout_they_get(found: dict[str, Predicted]) -> None:
+    # half precision, channels first: input and weight are turned, the result is turned back
+    turned = ["nchwToNhwc", "nchwToNhwc", "fprop<bfloat16>", "nhwcToNchw"]
+    assert names(found["conv"])[:4] == turned
+    assert names(found["conv channels last"])[:1] == ["fprop<bfloat16>"]
+    assert names(found["conv"])[4:] == names(found["conv channels last"])[1:]
+    # bias, then batch norm by ATen as cuDNN takes no bfloat16, then the activation
+    assert [kind for _, kind in kernels(found["conv"])[4:]] == ["elementwise", "norm", "norm", "elementwise"]
+
+
+def test_attention_is_chosen_as_on_cuda(found: dict[str, Predicted]) -> None:
+    assert ops(found["flash"]) == ["_flash_attention_forward"]
+    assert ops(found["efficient"]) == ["_efficient_attention_forward"]
+    assert ops(found["masked attention"]) == ["fill_", "fill_", "where", "_efficient_attention_forward"]
+
+
+def test_autocast_casts_as_on_cuda(found: dict[str, Predicted]) -> None:
+    # input, weight and bias of the first layer, weight and bias of the second; the softmax runs in float32
+    assert ops(found["autocast"]) == [
+        "copy_", "copy_", "copy_", "addmm", "relu", "copy_", "copy_", "addmm", "copy_", "_softmax",
+    ]  # fmt: skip
+    assert [k for o, k in kernels(found["autocast"]) if o == "aten::copy_"] == ["cast"] * 6
+
+
+def test_reading_a_value_is_a_sync_with_its_line(found: dict[str, Predicted]) -> None:
+    syncs = found["reads"].timeline.syncs
+    assert [str(s).rpartition(":")[2] for s in syncs["source"]] == [str(tiny.line_of("item()"))]
+    assert any("_local_scalar_dense" in w.message for w in found["reads"].warnings)
+
+
+def test_values_that_follow_from_the_inputs_are_followed(found: dict[str, Predicted]) -> None:
+    masked = found["mask"]
+    assert not any("assumed" in w.message for w in masked.warnings)
+    # three of four positions of the mask are set
+    assert masked.flow.values[masked.flow.outputs[0]].shape == (3, 8)
+
+
+def test_what_cannot_run_without_memory_runs_on_the_cpu_and_says_so(found: dict[str, Predicted]) -> None:
+    assert ops(found["numpy"]) == ["addmm"]
+    assert any("does not run on a stand-in" in w.message for w in found["numpy"].warnings)
+
+
+def test_gpus_differ(found: dict[str, Predicted]) -> None:
+    other = found["mlp on a100"]
+    assert other.uncalibrated_share == 1.0
+    assert other.timeline.devices[0].name == "NVIDIA A100 80GB SXM"
+    low, high = found["flash"].kernel_us.low, found["flash"].kernel_us.high
+    assert 0 < low < high
+
+
+def test_tables_have_the_columns_of_a_recording_and_rules_run_on_them() -> None:
+    predicted = predict(resolve(str(SAMPLES / "residual_block.py")), "h100")
+    timeline = predicted.timeline
+    for table, columns in (
+        (timeline.kernels, KERNEL_COLUMNS), (timeline.launches, LAUNCH_COLUMNS), (timeline.ops, OP_COLUMNS),
+        (timeline.memory, MEMORY_COLUMNS), (timeline.syncs, SYNC_COLUMNS),
+    ):  # fmt: skip
+        assert {name: str(kind) for name, kind in table.dtypes.items()} == columns
+    starts, ends = timeline.kernels["start_ns"], timeline.kernels["start_ns"] + timeline.kernels["dur_ns"]
+    assert (starts.iloc[1:].to_numpy() >= ends.iloc[:-1].to_numpy()).all()
+    advice = run(Facts(timeline, predicted.flow))
+    folded = [f for f in advice.findings if f.rule == "FA101"]
+    assert sorted(m for f in folded for m in f.modules) == ["bn1", "bn2"]
+
+
+def test_same_versions_same_bytes() -> None:
+    def text() -> str:
+        predicted = predict(resolve(str(SAMPLES / "train_step.py"), train=True), "h100")
+        advice = run(Facts(predicted.timeline, predicted.flow))
+        summary = summarise(predicted.timeline, advice.group_of_kernel)
+        findings = [to_dict(f) for f in advice.findings]
+        return json.dumps([to_dict(summary), findings, predicted.bytes, to_dict(predicted.kernel_us)])
+
+    assert text() == text()
+
+
+# -- refusals ---------------------------------------------------------------------------------------------------
+
+
+def test_an_unknown_gpu_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(InputError, match="Known: V100"):
+        predict_model(tiny.mlp, tiny.rows, "rtx9090")
+    with pytest.raises(InputError, match="only the kernels of NVIDIA GPUs"):
+        predict_model(tiny.mlp, tiny.rows, "mi300x")
+
+
+def test_a_live_model_is_refused() -> None:
+    with pytest.raises(InputError, match="predict_model"):
+        predict(Workload(target="", entry_kind="live"), "h100")
+
+
+def test_a_function_no_process_can_import_is_refused() -> None:
+    here: Callable[[], nn.Module] = lambda: nn.Linear(2, 2)  # noqa: E731
+    with pytest.raises(InputError, match="top of a module"):
+        predict_model(here, tiny.rows, "h100")
+
+
+def test_a_model_that_fails_everywhere_is_an_error_of_one_sentence() -> None:
+    with pytest.raises(InputError, match="runs neither on a stand-in for H100 SXM"):
+        predict_model(tiny.mlp, tiny.wrong, "h100")
+    # and this process has not become one with a fake device
+    assert not torch.accelerator.is_available()
