@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fusionadvisor.analysis.infer import Signature, signature
 from fusionadvisor.analysis.nodes import Flow, Node, Tensor, kind_of, normal
-from fusionadvisor.analysis.pool import Pool
+from fusionadvisor.analysis.pool import NO_READS, Pool, Reads
 from fusionadvisor.flow.graph import FlowGraph, Op
 
 if TYPE_CHECKING:
@@ -28,12 +28,12 @@ class Dataflow:
 
     @cached_property
     def users(self) -> tuple[tuple[int, ...], ...]:
-        """For each node, the nodes that read what it made, in order."""
-        found: list[list[int]] = [[] for _ in self.nodes]
+        """For each node, the nodes that read its result, in order; its further results (a mask) do not count."""
+        found: list[dict[int, None]] = [{} for _ in self.nodes]
         for node in self.nodes:
-            for source in dict.fromkeys(node.sources):
-                if source >= 0:
-                    found[source].append(node.index)
+            for source, slot in zip(node.sources, node.slots, strict=True):
+                if source >= 0 and not slot:
+                    found[source][node.index] = None
         return tuple(map(tuple, found))
 
     @cached_property
@@ -52,7 +52,7 @@ class Dataflow:
         return self.nodes[node.sources[argument]]
 
     def consumers(self, node: Node) -> tuple[Node, ...]:
-        """The nodes that read what this one made."""
+        """The nodes that read this one's result."""
         return tuple(self.nodes[i] for i in self.users[node.index])
 
     def sole_user(self, node: Node) -> Node | None:
@@ -178,7 +178,7 @@ def _assumed(rows: _Rows, batches: list[list[int]], ancestry: _Ancestry, ops: "p
         op_id = rows.op_id[row]
         outer = ancestry.outer(op_id)
         if nodes and op_id >= 0 and op_id == rows.op_id[nodes[-1].kernels[0]]:
-            nodes.append(_node(len(nodes), rows, batch, HELPER, (), (), outer))
+            nodes.append(_node(len(nodes), rows, batch, HELPER, NO_READS, outer))
             continue
         if op_id >= 0:
             at = ancestry.worker(op_id, columns[0])
@@ -189,8 +189,7 @@ def _assumed(rows: _Rows, batches: list[list[int]], ancestry: _Ancestry, ops: "p
             shaped = shaped or bool(found.reads)
         else:
             found = Signature(normal(rows.op[row])[0], False, (), ())
-        sources, inputs = pools[rows.step[row]].take(found, len(nodes))
-        nodes.append(_node(len(nodes), rows, batch, found, sources, inputs, outer))
+        nodes.append(_node(len(nodes), rows, batch, found, pools[rows.step[row]].take(found, len(nodes)), outer))
     return Dataflow(tuple(nodes), "assumed", shaped)
 
 
@@ -199,8 +198,7 @@ def _node(
     rows: _Rows,
     batch: list[int],
     found: Signature,
-    sources: tuple[int, ...],
-    inputs: tuple[int, ...],
+    matched: Reads,
     outer: str,
     *,
     escapes: bool = False,
@@ -209,7 +207,8 @@ def _node(
     kind = kind_of(found.op, {rows.kind[i] for i in batch}, found.reads, found.writes)
     return Node(
         index=index, op=found.op, kind=kind, kernels=tuple(batch), us=sum(rows.us[i] for i in batch),
-        reads=found.reads, writes=found.writes, sources=sources, inputs=inputs, inplace=found.inplace, outer=outer,
+        reads=found.reads, writes=found.writes, sources=matched.sources, slots=matched.slots, inputs=matched.inputs,
+        inplace=found.inplace, outer=outer,
         arguments=found.arguments, module=rows.module[row], source=rows.source[row], phase=rows.phase[row],
         step=rows.step[row], lane=rows.lane[row], graphed=rows.graphed[row], escapes=escapes,
         flow_op=rows.flow_op[row],
@@ -225,18 +224,21 @@ def _proven(rows: _Rows, batches: list[list[int]], ancestry: _Ancestry, flow: Fl
         step, at = rows.step[row], rows.flow_op[row]
         outer = ancestry.outer(rows.op_id[row])
         if nodes and at >= 0 and (step, at) in made:
-            nodes.append(_node(len(nodes), rows, batch, HELPER, (), (), outer))
+            nodes.append(_node(len(nodes), rows, batch, HELPER, NO_READS, outer))
             continue
         if not 0 <= at < len(flow.ops):
             name = normal(rows.op[row])[0]
-            nodes.append(_node(len(nodes), rows, batch, Signature(name, False, (), ()), (), (), outer))
+            nodes.append(_node(len(nodes), rows, batch, Signature(name, False, (), ()), NO_READS, outer))
             continue
         op = flow.ops[at]
         values = [roots.of(v) for v in op.reads]
-        sources = tuple(-1 if (p := flow.producer(v)) is None else made.get((step, p.index), -1) for v in values)
+        makers = [flow.producer(v) for v in values]
+        sources = tuple(-1 if p is None else made.get((step, p.index), -1) for p in makers)
+        slots = tuple(0 if p is None else p.writes.index(v) for p, v in zip(makers, values, strict=True))
         escapes = any(flow.escapes(v) for v in op.writes)
         inputs = tuple(roots.identity(v) for v in op.reads)
-        nodes.append(_node(len(nodes), rows, batch, _recorded(op, flow), sources, inputs, outer, escapes=escapes))
+        matched = Reads(sources, slots, inputs)
+        nodes.append(_node(len(nodes), rows, batch, _recorded(op, flow), matched, outer, escapes=escapes))
         made[step, at] = len(nodes) - 1
     return Dataflow(tuple(nodes), "proven")
 

@@ -43,7 +43,7 @@ class Group:
         longest_us: The longest node's share of it.
         reads: Bytes it must read from outside.
         writes: Bytes somebody outside needs.
-        internal: Bytes written and read again inside, which one kernel would not move.
+        internal: Bytes written only to be read again inside: one kernel keeps them in registers.
         rows: Rows reduced over the last reduction's axes; None without a reduction.
         flow: How its edges are known.
     """
@@ -257,17 +257,14 @@ def describe(flow: Dataflow, nodes: tuple[int, ...], index: int = -1) -> Group:
     members = [flow.nodes[i] for i in nodes]
     for node in members:
         for source, identity, tensor in zip(node.sources, node.inputs, node.reads, strict=True):
-            if source in inside:
-                internal += tensor.bytes
-            elif identity not in seen:
+            if source not in inside and identity not in seen:
                 seen.add(identity)
                 reads += tensor.bytes
         users = flow.users[node.index]
-        made = sum(t.bytes for t in node.writes)
         if node.escapes or not users or any(u not in inside for u in users):
-            writes += made
+            writes += sum(t.bytes for t in node.writes[:1])
         else:
-            internal += made
+            internal += sum(t.bytes for t in node.writes[:1])
         if node.kind == "reduction" and node.writes:
             rows = node.writes[0].numel
         elif _axes(node) is not None and node.reads[0].shape:

@@ -52,6 +52,7 @@ class Node:
         reads: Its tensor arguments; empty where the recording has no shapes.
         writes: Its results.
         sources: For each of ``reads``, the node that made it, -1 where it came from outside or is not known.
+        slots: For each of ``reads``, which of its maker's results it is.
         inputs: For each of ``reads``, an identity: equal numbers are the same tensor state.
         inplace: It overwrote its first argument.
         outer: The outermost op around it, normalised: ``rms_norm`` over a ``mean``.
@@ -68,6 +69,7 @@ class Node:
     reads: tuple[Tensor, ...] = ()
     writes: tuple[Tensor, ...] = ()
     sources: tuple[int, ...] = ()
+    slots: tuple[int, ...] = ()
     inputs: tuple[int, ...] = ()
     inplace: bool = False
     outer: str = ""

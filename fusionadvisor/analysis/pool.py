@@ -28,6 +28,18 @@ _IN_ORDER = frozenset({"copy", "clone", "cat", "stack"})
 Family = tuple[object, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """For each argument of an op: the node that made it, which of its results it is, and its identity."""
+
+    sources: tuple[int, ...] = ()
+    slots: tuple[int, ...] = ()
+    inputs: tuple[int, ...] = ()
+
+
+NO_READS = Reads()
+
+
 @dataclass(slots=True, eq=False)
 class _Made:
     """A result in the pool.
@@ -80,20 +92,21 @@ class Pool:
         self._last: dict[int, tuple[int, _Made]] = {}
         self._external: dict[tuple[Shape, str, Shape | None], int] = {}
 
-    def take(self, found: Signature, node: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Match an op's arguments with earlier results and add its own; return the makers and the identities."""
-        sources, inputs = [], []
+    def take(self, found: Signature, node: int) -> Reads:
+        """Match an op's arguments with earlier results, and add its own."""
+        sources, slots, inputs = [], [], []
         reading = _Reading(found, node, family(found), set())
         makers: list[_Made | None] = []
         for at, tensor in enumerate(found.reads):
             made = None if at in found.weights else self._maker(tensor, at, reading)
             makers.append(made)
             sources.append(-1 if made is None else made.node)
+            slots.append(0 if made is None else made.slot)
             inputs.append(self._outside(tensor) if made is None else made.node * 8 + made.slot)
         if found.inplace and makers:
             self._overwrite(makers[0])
         self._write(reading, makers)
-        return tuple(sources), tuple(inputs)
+        return Reads(tuple(sources), tuple(slots), tuple(inputs))
 
     def _maker(self, tensor: Tensor, at: int, reading: _Reading) -> _Made | None:
         own = reading.family if at == left(reading.found.op) else None

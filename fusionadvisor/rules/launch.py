@@ -164,7 +164,7 @@ class HotSync(Rule):
         """On the CPU nothing waits; the recorded ops say what would on a GPU."""
         found: dict[tuple[str, str, str], tuple[int, float]] = {}
         for op in facts.flow.ops if facts.flow is not None else ():
-            if op.sync:
+            if op.sync and op.phase != "optimizer":  # an optimizer keeps its step counts on the CPU
                 key = (op.name, f"{op.source.file}:{op.source.line}" if op.source else "", op.module)
                 found[key] = (found.get(key, (0, 0.0))[0] + facts.steps, 0.0)
         return found

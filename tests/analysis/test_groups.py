@@ -51,6 +51,18 @@ def test_a_norm_is_one_group_with_its_residual_add() -> None:
     assert group.reads == 2 * 18_317_312 + 2048
 
 
+def test_bytes_of_a_chain() -> None:
+    """relu, then a product with a factor a channel, over 16·559·1024 bf16 = 18 317 312 bytes.
+
+    In: the relu's input and 1024 factors, 18 317 312 + 2048. Out: the product, 18 317 312. Kept in registers: the
+    relu's result, 18 317 312.
+    """
+    facts = Facts(timeline([linear(), call("aten::relu", X), call("aten::mul", X, W)]))
+    (group,) = facts.groups
+    assert (group.reads, group.writes, group.internal) == (18_319_360, 18_317_312, 18_317_312)
+    assert group.external == 36_636_672
+
+
 def test_a_gemm_between_two_adds_keeps_them_apart() -> None:
     """x1 = x + a; y = linear(x1); x2 = x1 + y: x2 needs the GEMM, which needs x1: one kernel would be a cycle."""
     facts = Facts(
