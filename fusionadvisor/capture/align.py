@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 _ALLOCATIONS = ("aten::empty", "aten::new_empty", "aten::lift_fresh")
 """Ops that run nothing on the device and that a profile also shows inside others, where the recording does not."""
 
+_SAME = {"aten::_index_put_impl": "aten::index_put"}
+"""Ops that backward formulas call in place of others where no dispatch mode is active."""
+
 LONGEST_DIFF = 2000
 """Ops in a stretch that does not match one to one, beyond which it is left unlinked: the diff takes quadratic time."""
 
@@ -35,13 +38,14 @@ class Alignment:
 def align(timeline: Timeline, flow: FlowGraph) -> Alignment:
     """Match each step's ops with the recording's in order; fill ``flow_op``, ``module``, ``source`` and ``phase``."""
     wanted = [op.index for op in flow.ops if not op.view and not op.name.startswith(_ALLOCATIONS)]
-    names = [flow.ops[i].name for i in wanted]
+    names = [_token(flow.ops[i].name) for i in wanted]
     ops = timeline.ops
     flow_of_op = np.full(len(ops), -1, dtype=np.int64)
     starts = ops["start_ns"].to_numpy()
     parent = ops["parent"].to_numpy()
     known = frozenset(names)
-    op_names = [str(name) for name in ops["name"]]
+    tokens = {name: _token(str(name)) for name in ops["name"].unique()}
+    op_names = [tokens[name] for name in ops["name"]]
     order = np.argsort(starts, kind="stable")
     for step in timeline.steps:
         low, high = np.searchsorted(starts[order], [step.start_ns, step.end_ns])
@@ -55,6 +59,12 @@ def align(timeline: Timeline, flow: FlowGraph) -> Alignment:
     unlinked = int(((kernels["flow_op"] < 0).to_numpy() & inside).sum())
     linked = replace(timeline, kernels=kernels, ops=_filled(ops, flow_of_op, flow))
     return Alignment(linked, unlinked, int(inside.sum()))
+
+
+def _token(name: str) -> str:
+    """What an op is matched by: autograd adds gradients in place only where nobody records them."""
+    bare = name.removesuffix("_")
+    return _SAME.get(bare, bare)
 
 
 def _spread(

@@ -18,7 +18,7 @@ _METADATA = re.compile(
     r"view_as\w*|_view_func|lift_fresh|set_|resize_|resize_as_|is_\w+|result_type|size|stride|numel|item|movedim|swapaxes|"
     r"swapdims|flatten|unflatten|adjoint|mT|mH|T|_nested_tensor_size|requires_grad_|output_nr|_version|data|broadcast_to|"
     r"broadcast_tensors|can_cast|promote_types|real|imag|to|type_as|contiguous|conj|_conj|_neg_view|ravel|"
-    r"_has_compatible_shallow_copy_type|_nnpack_available|sym_\w+)$"
+    r"_has_compatible_shallow_copy_type|_nnpack_available|sym_\w+|(?:feature_|alpha_|feature_alpha_)?dropout_?)$"
 )
 _PRIMARY = re.compile(
     r"^aten::(?:addmm|_addmm_activation|mm|bmm|baddbmm|addmv|mv|dot|addbmm|_scaled_mm|_int_mm|"
@@ -26,7 +26,7 @@ _PRIMARY = re.compile(
     r"convolution_backward|mkldnn_linear|mkldnn_rnn_layer|native_batch_norm|native_batch_norm_backward|native_layer_norm|"
     r"native_layer_norm_backward|native_group_norm|native_group_norm_backward|_fused_rms_norm|_fused_rms_norm_backward|"
     r"batch_norm_backward|_softmax|_log_softmax|_softmax_backward_data|"
-    r"_log_softmax_backward_data|_scaled_dot_product_\w+|_flash_attention_\w+|_efficient_attention_\w+|"
+    r"_log_softmax_backward_data|_scaled_dot_product_(?!attention_math)\w+|_flash_attention_\w+|_efficient_attention_\w+|"
     r"copy_|fill_|zero_|cat|index_select|index|_index_put_impl_|embedding|embedding_dense_backward|sum|mean|var|std|max|min|"
     r"amax|amin|argmax|argmin|any|all|prod|norm|linalg_vector_norm|sort|topk|cumsum|nonzero|_unique2|nll_loss\w*|"
     r"max_pool2d_with_indices\w*|avg_pool2d\w*|_adaptive_avg_pool2d\w*|native_dropout\w*|bernoulli_|normal_|uniform_|random_|"

@@ -154,3 +154,36 @@ def test_fewer_steps_than_asked_for_are_not_accepted(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(capture_live, "schedule", lambda **options: real(**{**options, "active": 1}))
     with pytest.raises(EnvironmentUnfitError, match="1 of 3 steps"):
         captured(steps=3)
+
+
+def test_gradients_added_in_place_outside_the_recording_are_the_same_op() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.fc(x)
+            return (y.sin() + y.cos() + y.exp())[:, torch.tensor([0, 2, 2])]
+
+    result = capture(live(Twice(), torch.randn(3, 4), mode="training"), steps=2)
+    rows = step_of(result)
+    assert "aten::add_" in set(rows["op"])
+    assert "aten::_index_put_impl_" in set(rows["op"])
+    assert (rows["flow_op"] >= 0).all()
+
+
+def test_dropout_in_evaluation_is_no_kernel_and_written_out_attention_is_several() -> None:
+    class Attends(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dropout = nn.Dropout(0.5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=0.1)
+            return self.dropout(x)  # type: ignore[no-any-return]
+
+    rows = step_of(capture(live(Attends(), torch.randn(1, 2, 8, 4)), steps=1))
+    assert (rows["flow_op"] >= 0).all()
+    assert not {"aten::dropout", "aten::_scaled_dot_product_attention_math"} & set(rows["op"])
+    assert {"aten::bmm", "aten::_softmax"} <= set(rows["op"])

@@ -16,6 +16,8 @@ def replay(graph: FlowGraph, given: dict[int, torch.Tensor]) -> dict[int, torch.
         function = getattr(getattr(torch.ops, op.name.split("::")[0]), op.name.split("::")[1])
         overload = getattr(function, op.overload or "default")
         for value in op.reads:
+            producer = graph.producer(value)
+            assert producer is None or producer.index < op.index, f"op {op.index} reads {value} before it is made"
             if value not in tensors:
                 tensors[value] = _alias(graph, tensors, value)
         result = overload(**_arguments(op, overload, tensors))
