@@ -156,6 +156,7 @@ class RotaryEmbedding(Rule):
         x1, x2 = x.chunk(2, dim=-1)
         return torch.cat((-x2, x1), dim=-1)
 
+
     q, k = q * cos + rotate_half(q) * sin, k * cos + rotate_half(k) * sin
     ```
 

@@ -47,6 +47,7 @@ class WrittenOutActivation(Rule):
     ```python
     y = F.gelu(x)  # exact; approximate="tanh" for the other one
 
+
     @torch.compile
     def gated(gate, up):
         return F.silu(gate) * up
