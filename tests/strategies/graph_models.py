@@ -288,7 +288,7 @@ CAPTURABLE = (
 )
 NOT_CAPTURABLE = (
     Case(Item, says="reads a value back to the CPU (.item())", line=".item()"),
-    Case(Branch, says="reads a value back to the CPU", line="if x.sum()"),
+    Case(Branch, says="uses a tensor as a condition", line="if x.sum()"),
     Case(Nonzero, says="finds non-zero positions", line="torch.nonzero"),
     Case(MaskIndex, says="boolean mask", line="x[x > 0]"),
     Case(TensorIntoMask, says="boolean mask", line="y[x < 0]"),

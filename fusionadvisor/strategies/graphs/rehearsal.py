@@ -27,6 +27,7 @@ from fusionadvisor.strategies.source import Code
 from fusionadvisor.workload.inputs import Call
 
 HOST_READS = {"cpu", "numpy", "tolist", "item", "__array__", "__dlpack__"}
+_NUMBERS = {"__float__", "__int__", "__index__", "__complex__"}
 _FROM_PYTHON = {"tensor", "as_tensor", "asarray", "from_numpy", "frombuffer"}
 _FACTORIES = {
     "zeros", "ones", "full", "empty", "arange", "range", "linspace", "logspace", "eye", "rand", "randn", "randint",
@@ -109,6 +110,10 @@ class _Watch(TorchFunctionMode):
                 f"reads a value back to the CPU (.{name}()) during forward; a graph can't wait for it",
                 "Keep it on the GPU",
             )
+        if name == "__bool__":
+            return f"uses a tensor as a condition {CANT_WAIT}", "Use torch.where"
+        if name in _NUMBERS:
+            return f"turns a tensor into a Python number {CANT_WAIT}", "Keep it on the GPU"
         if name == "to" and self._to_cpu((*args[1:], *kwargs.values())):
             return f"copies to the CPU (.to) {CANT_WAIT}", "Keep it on the GPU"
         if name in _FROM_PYTHON and not isinstance(args[0] if args else None, Tensor):

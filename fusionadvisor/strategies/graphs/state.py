@@ -24,7 +24,8 @@ class Assumptions:
         modules = list(module.modules())
         self._modules = modules
         self._slots = [(table, name) for m in modules for table in _tables(m) for name in table_tensors(table)]
-        self._children = [(m._modules, name, child) for m in modules for name, child in m._modules.items()]
+        self._places = [(m._modules, name) for m in modules for name in m._modules]
+        self._children = self._current_children()
         # the module's own hooks run around a graph; those below would be skipped
         self._hooks = [getattr(m, kind) for m in modules[1:] for kind in _HOOKS]
         self._addresses = self._current_addresses()
@@ -38,7 +39,7 @@ class Assumptions:
         try:
             if self._current_addresses() != self._addresses:
                 return "a parameter or buffer was reassigned"
-            if any(table[name] is not child for table, name, child in self._children):
+            if self._current_children() != self._children:
                 return "a submodule was replaced"
         except (KeyError, AttributeError):
             return "a parameter, buffer or submodule was removed"
@@ -48,7 +49,10 @@ class Assumptions:
 
     def hooked(self) -> bool:
         """Whether a hook was registered on a submodule since."""
-        return any(map(len, self._hooks))
+        return any(self._hooks)
+
+    def _current_children(self) -> list[nn.Module | None]:
+        return [table[name] for table, name in self._places]
 
     def _current_addresses(self) -> list[int]:
         return [table[name].data_ptr() for table, name in self._slots]
