@@ -82,6 +82,7 @@ def profile(
     train: bool = False,
     device: str | None = None,
     steps: int | None = None,
+    gpu: str | None = None,
     seed: int = 0,
     trust: bool = False,
     model: str | None = None,
@@ -100,6 +101,7 @@ def profile(
         train: Profile forward, backward and optimizer instead of a forward under ``no_grad``.
         device: ``"cuda"``, ``"cpu"``; None takes CUDA where there is one.
         steps: Steps to record; None chooses by their length.
+        gpu: Predict the kernels for this GPU, ``"h100"``, instead of running the model on what is here.
         seed: Seed of inputs and initialisation.
         trust: Allow what pickle would run while loading.
         model: For a checkpoint of weights alone, the model they belong to, as a target.
@@ -121,7 +123,44 @@ def profile(
         target, entry=entry, inputs=inputs, train=train, device=device, seed=seed, trust=trust, model=model,
         model_args=model_args, batch=batch, amp=amp, accumulate=accumulate,
     )  # fmt: skip
-    return profile_workload(workload, steps=steps, progress=say)
+    return (
+        predict_workload(workload, gpu, progress=say) if gpu else profile_workload(workload, steps=steps, progress=say)
+    )
+
+
+def predict_workload(workload: Workload, gpu: str, *, progress: Progress | None = None) -> Report:
+    """Report on a step of a resolved workload as predicted for a GPU; see :func:`profile`.
+
+    Raises:
+        InputError: If the GPU is not known, or the model cannot be run without its weights.
+    """
+    from fusionadvisor.analysis.facts import Facts
+    from fusionadvisor.analysis.summary import summarise
+    from fusionadvisor.capture.environment import probe
+    from fusionadvisor.capture.predict import predict
+    from fusionadvisor.rules.engine import run
+
+    say = progress or _silent
+    tool, created, command = _started("profile")
+    say(f"predicting the kernels for {gpu}")
+    predicted = predict(workload, gpu)
+    say("looking for unfused runs")
+    advice = run(Facts(predicted.timeline, predicted.flow))
+    return Report(
+        tool=tool,
+        created=created,
+        command=command,
+        environment=probe(),
+        workload=replace(workload, inputs=predicted.inputs),
+        source=workload.target,
+        timeline=summarise(predicted.timeline, advice.group_of_kernel),
+        fusion=advice.fusion,
+        findings=advice.findings,
+        near_misses=advice.near_misses,
+        passed=advice.passed,
+        not_applicable=advice.not_applicable,
+        warnings=(*predicted.warnings, *advice.warnings),
+    )
 
 
 def profile_workload(workload: Workload, *, steps: int | None = None, progress: Progress | None = None) -> Report:

@@ -35,7 +35,7 @@ def check(
 ) -> int:
     """Hold a report against a baseline and the project's budget; exit 1 if it is worse.
 
-    The budget is the table [tool.fusion-advisor.budget] of pyproject.toml: kernels = 160, findings.FA101 = 0.
+    The budget is the table tool.fusion-advisor.budget of pyproject.toml: kernels = 160, findings.FA101 = 0.
     """
     from fusionadvisor.cli import gate, settings
     from fusionadvisor.cli.forms import Target

@@ -39,6 +39,10 @@ def profile(
     train: TrainOption = False,
     device: DeviceOption = None,
     steps: Annotated[int | None, typer.Option("--steps", min=1, help="Steps to record; default: enough.")] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option("--gpu", metavar="NAME", help="Predict the kernels for this GPU, as h100; see: list gpus."),
+    ] = None,
     seed: SeedOption = 0,
     trust: TrustOption = False,
     model: ModelOption = None,
@@ -68,8 +72,9 @@ def profile(
     )  # fmt: skip
     with working() as say:
         report = advisor.profile(
-            target, entry=entry, inputs=inputs or (), train=train, device=device, steps=steps, seed=seed, trust=trust,
-            model=model, model_args=model_args or (), batch=batch, amp=amp, accumulate=accumulate, progress=say,
+            target, entry=entry, inputs=inputs or (), train=train, device=device, steps=steps, gpu=gpu,
+            seed=seed, trust=trust, model=model, model_args=model_args or (), batch=batch,
+            amp=amp, accumulate=accumulate, progress=say,
         )  # fmt: skip
     if report.workload:
         try:

@@ -63,6 +63,7 @@ ENDED = {
     "not_tried": "was not tried",
 }
 
+LAUNCH_BOUND = "FA301"
 _DTYPES = {"float32": "fp32", "float64": "fp64", "float16": "fp16", "bfloat16": "bf16"}
 _LAYOUTS = {"contiguous": "", "channels_last": " NHWC", "channels_last_3d": " NDHWC"}
 
@@ -102,6 +103,14 @@ def bandwidth(env: Environment) -> str:
 def cpu_times(report: Report) -> bool:
     """True where no GPU ran and CPU ops stand in for its kernels."""
     return bool(report.timeline and report.timeline.stand_ins)
+
+
+def predicted(report: Report) -> str:
+    """The GPU whose kernels were predicted, empty where they were measured or recorded."""
+    line = report.timeline
+    if line is None or line.basis != "predicted":
+        return ""
+    return next((device.name for device in line.devices if device.name), "a GPU that is not here")
 
 
 def kernel_word(report: Report) -> str:
@@ -207,11 +216,17 @@ def _few(numbers: list[int]) -> str:
 
 
 def saving(finding: Finding, scale: Scale) -> str:
-    """``90–111 µs``, what a step could save; kernels that another finding has claimed are counted there."""
+    """``90–111 µs``, what a step could save; kernels that another finding has claimed are counted there.
+
+    A launch-bound step without a bound is one whose recording does not tell; any other finding without one saves
+    something else than time, as its evidence says.
+    """
     step = finding.saving.step_us
     if step.high > 0:
         return scale.range(step.low, step.high)
-    return "counted there" if finding.overlaps else "unknown"
+    if finding.overlaps:
+        return "counted there"
+    return "unknown" if finding.rule == LAUNCH_BOUND else "no time"
 
 
 def overlap(finding: Finding) -> str:

@@ -44,6 +44,7 @@ def _verdict(report: Report) -> str:
 def _about(report: Report) -> str:
     env = report.environment
     where = "no CUDA device: CPU ops stand in for kernels, times are CPU times" if labels.cpu_times(report) else env.gpu
+    where = f"predicted for {labels.predicted(report)}" if labels.predicted(report) else where
     if report.workload:
         inputs = ", ".join(map(labels.tensor, report.workload.inputs))
         subject = (

@@ -72,6 +72,9 @@ def _header(sheet: Sheet, report: Report) -> None:
     env, items = report.environment, [f"{report.tool.name} {report.tool.version}"]
     if labels.cpu_times(report):
         items += ["no CUDA device here", "CPU ops stand in for kernels", "CPU times"]
+    elif labels.predicted(report):
+        items += [] if env.gpu else ["no CUDA device here"]
+        items += [f"kernels predicted for {labels.predicted(report)}", "structure exact, times not"]
     elif report.command == "analyze":
         items.append(f"recorded on {env.gpu or 'a device the trace does not name'}")
     else:
@@ -137,12 +140,13 @@ def _step(sheet: Sheet, report: Report) -> None:
         items.append(f"{percent(report.fusion.graphed_share)} replayed from a graph")
     sheet.flow(items, lead=[("Step      ", "bold")], indent=10, gap="   ")
     told = any(f.rule == "FA301" for f in report.findings)
-    if report.fusion.launch_bound.share is None and not labels.cpu_times(report) and not told:
+    of_gpu = not labels.cpu_times(report) and not labels.predicted(report)
+    if report.fusion.launch_bound.share is None and of_gpu and not told:
         sheet.say(report.fusion.launch_bound.reason, style="dim", lead=[" " * 10], indent=10)
 
 
 def _busy(report: Report) -> float | None:
-    if report.timeline is None or labels.cpu_times(report):
+    if report.timeline is None or labels.cpu_times(report) or labels.predicted(report):
         return None
     busy = sum(device.busy_us for device in report.timeline.devices)
     if report.latency:

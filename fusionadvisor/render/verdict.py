@@ -34,12 +34,7 @@ def steps_shown(report: Report) -> int:
 def ranked(report: Report) -> list[Finding]:
     """The findings worth acting on, the largest saving first."""
     worth = [f for f in report.findings if not f.footnote]
-    return sorted(worth, key=lambda f: -_expected(f))
-
-
-def _expected(finding: Finding) -> float:
-    step = finding.saving.step_us
-    return step.likely if step.likely is not None else step.high
+    return sorted(worth, key=lambda f: -f.saving.step_us.high)
 
 
 def could_save(report: Report) -> float:

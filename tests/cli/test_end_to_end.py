@@ -53,6 +53,20 @@ def test_cudagraph_without_cuda(cli: Cli) -> None:
     assert "nothing else stands in its way" in " ".join(ran.out.split())
 
 
+def test_predict_for_a_gpu_that_is_not_here(cli: Cli, tmp_path: Path) -> None:
+    ran = cli("profile", f"{SAMPLES}/residual_block.py", "--gpu", "h100", "--json", "r.json")
+    assert ran.code == 0
+    report = codec.read(tmp_path / "r.json")
+    assert report.timeline is not None
+    assert (report.timeline.basis, report.timeline.stand_ins) == ("predicted", False)
+    (fold,) = [f for f in report.findings if f.rule == "FA101"]
+    assert fold.modules == ("bn1", "bn2")
+    assert "kernels predicted for NVIDIA H100 SXM" in ran.out.splitlines()[0]
+    ran = cli("profile", f"{SAMPLES}/residual_block.py", "--gpu", "nonsense")
+    assert ran.code == 2
+    assert "nonsense" in ran.err
+
+
 @pytest.mark.skipif(SHARED is None, reason="no traces beside this checkout")
 def test_analyze_a_real_trace(cli: Cli, tmp_path: Path) -> None:
     ran = cli("analyze", f"{SHARED}/traces/tl_h100_vit_nsfw.json.gz", "--json", "r.json")

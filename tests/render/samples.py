@@ -159,10 +159,15 @@ REFUSED = replace(
         ),
     ),
 )  # fmt: skip
+PREDICTED = replace(
+    PROFILE, environment=CPU, latency=None,
+    timeline=replace(PROFILE.timeline, basis="predicted", steps=1, step_us=541.8) if PROFILE.timeline else None,
+    warnings=(Warning("W40", "60 % of the predicted time is not calibrated: rely on kernels and bytes."),),
+)  # fmt: skip
 EMPTY = Report(tool=TOOL, created=CREATED, command="analyze", source="empty.json",
                timeline=TimelineSummary(basis="recorded"))  # fmt: skip
 
 ALL = {
     "profile": PROFILE, "cpu_profile": CPU_PROFILE, "trace": TRACE, "apply": APPLY, "not_tried": NOT_TRIED,
-    "refused": REFUSED, "empty": EMPTY,
+    "refused": REFUSED, "predicted": PREDICTED, "empty": EMPTY,
 }  # fmt: skip

@@ -59,7 +59,8 @@ def test_places() -> None:
 
 def test_savings_that_are_not_known_or_counted_elsewhere() -> None:
     scale, nothing = Scale.of(462), replace(FOLD, saving=bound(0, 0))
-    assert labels.saving(nothing, scale) == "unknown"
+    assert labels.saving(nothing, scale) == "no time"
+    assert labels.saving(replace(nothing, rule="FA301"), scale) == "unknown"
     assert labels.saving(replace(nothing, overlaps=("FA103#1",)), scale) == "counted there"
     assert labels.saving(replace(FOLD, overlaps=("FA103#1",)), scale) == "90–111 µs"
 

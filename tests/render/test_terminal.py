@@ -12,7 +12,7 @@ from rich.console import Console
 from fusionadvisor.render import terminal
 from fusionadvisor.render.terminal import compose, next_commands, render
 from fusionadvisor.report.model import Report
-from tests.render.samples import ALL, APPLY, CHAIN, CPU_PROFILE, PROFILE, TRACE, bound
+from tests.render.samples import ALL, APPLY, CHAIN, CPU_PROFILE, PREDICTED, PROFILE, TRACE, bound
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 HOSTILE = "evil\x1b[31m\x1b]0;title\x07\u202egnp.exe\u2028next\r\n[bold]x[/bold]\x00"
@@ -89,6 +89,12 @@ def test_first_line_says_that_times_are_cpu_times() -> None:
     first = text(CPU_PROFILE).splitlines()[0]
     assert "no CUDA device here" in first
     assert "CPU ops stand in for kernels · CPU times" in first
+
+
+def test_first_line_says_that_kernels_are_predicted() -> None:
+    first = text(PREDICTED).splitlines()[0]
+    assert "no CUDA device here · kernels predicted for NVIDIA H100 80GB HBM3" in first
+    assert "GPU busy" not in text(PREDICTED)
 
 
 def test_totals_of_several_steps_are_shown_for_one() -> None:
