@@ -6,7 +6,7 @@ no op it holds the correlation instead.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -91,16 +91,10 @@ def _forward_ops(ops: Columns, phase: Ints, flows: Columns) -> Ints:
     forward = np.full(len(ops), -1, dtype=np.int64)
     numbered = ops["sequence"] >= 0
     later, earlier = np.flatnonzero(numbered & (phase == BACKWARD)), np.flatnonzero(numbered & (phase != BACKWARD))
-    if len(later) and len(earlier):
-        keys = thread_keys(ops["pid"], ops["sequence"])
-        earlier = earlier[np.lexsort((ops["start"][earlier], keys[earlier]))]
-        # searching for (key, start): by key first, then by start within the key's run
-        first = np.searchsorted(keys[earlier], keys[later], side="left")
-        last = np.searchsorted(keys[earlier], keys[later], side="right")
-        for row, low, high in zip(later.tolist(), first.tolist(), last.tolist(), strict=True):
-            before = low + np.searchsorted(ops["start"][earlier[low:high]], ops["start"][row], side="left") - 1
-            if before >= low:
-                forward[row] = earlier[before]
+    earlier = earlier[np.argsort(ops["start"][earlier], kind="stable")]
+    keys = thread_keys(ops["pid"], ops["sequence"])
+    found, _ = last_before(keys[earlier], ops["start"][earlier], keys[later], ops["start"][later])
+    forward[later[found >= 0]] = earlier[found[found >= 0]]
     _follow_flows(forward, ops, flows)
     return forward
 
@@ -209,25 +203,46 @@ def _by_external_id(ops: Ops, ids: Ints, moments: Ints, pid: Ints) -> Ints:
 
 
 def launching_calls(gpu: Columns, calls: Calls) -> Ints:
-    """Return the row of the runtime call that put each GPU event on its device, -1 where the trace has none."""
-    correlations = calls.columns["correlation"]
-    known = np.flatnonzero(correlations > 0)
-    known = known[np.argsort(correlations[known], kind="stable")]
-    wanted = gpu["correlation"]
-    first = np.searchsorted(correlations[known], wanted, side="left")
-    count = np.searchsorted(correlations[known], wanted, side="right") - first
-    rows = np.full(len(gpu), -1, dtype=np.int64)
-    usable = (wanted > 0) & (count > 0)
-    rows[usable] = known[first[usable]]
-    # two processes count their correlations alike
-    for row in np.flatnonzero(usable & (count > 1)).tolist():
-        rows[row] = _likeliest(gpu, row, calls.columns, known[first[row] : first[row] + count[row]])
-    return rows
+    """Return the row of the runtime call that put each GPU event on its device, -1 where the trace has none.
+
+    Two processes count their correlations alike: of several calls, the one of the same External id, then the last that
+    began before the event.
+    """
+    columns = calls.columns
+    exact = _calls_by(columns, gpu, lambda table: thread_keys(table["correlation"], table["external_id"]))
+    loose = _calls_by(columns, gpu, lambda table: table["correlation"])
+    return np.where((exact >= 0) & (gpu["external_id"] >= 0), exact, loose)
 
 
-def _likeliest(gpu: Columns, row: int, calls: Columns, candidates: Ints) -> int:
-    """Of calls with one correlation: of the same External id, then the last that began before the event."""
-    same = candidates[(calls["external_id"][candidates] == gpu["external_id"][row]) & (gpu["external_id"][row] >= 0)]
-    candidates = same if len(same) else candidates
-    before = candidates[calls["start"][candidates] <= gpu["start"][row]]
-    return int(before[-1] if len(before) else candidates[0])
+def _calls_by(calls: Columns, gpu: Columns, key: Callable[[Columns], Ints]) -> Ints:
+    known = np.flatnonzero(calls["correlation"] > 0)
+    found, first = last_before(key(calls)[known], calls["start"][known], key(gpu), gpu["start"])
+    rows = np.where(found >= 0, found, first)
+    return np.where((rows >= 0) & (gpu["correlation"] > 0), known[rows] if len(known) else -1, -1)
+
+
+def last_before(keys: Ints, starts: Ints, wanted: Ints, moments: Ints) -> tuple[Ints, Ints]:
+    """Find, for each wanted key, the last row of that key that starts at or before a moment, and the key's first row.
+
+    Args:
+        keys: One key a row; rows in order of start.
+        starts: When each row starts.
+        wanted: The keys to look for.
+        moments: A moment for each.
+
+    Returns:
+        Two columns of rows, -1 where there is none.
+    """
+    order = np.argsort(keys, kind="stable")
+    low = np.searchsorted(keys[order], wanted, side="left")
+    high = np.searchsorted(keys[order], wanted, side="right")
+    first = np.full(len(wanted), -1, dtype=np.int64)
+    some = np.flatnonzero(high > low)
+    first[some] = order[low[some]]
+    last = first.copy()
+    last[some[starts[first[some]] > moments[some]]] = -1
+    sorted_starts = starts[order]
+    for row in np.flatnonzero((high - low > 1) & (last >= 0)).tolist():
+        run = sorted_starts[low[row] : high[row]]
+        last[row] = order[low[row] + np.searchsorted(run, moments[row], side="right") - 1]
+    return last, first
