@@ -193,7 +193,8 @@ class _Survey:
             reason, op = self._flow(graph, pair)
             if reason:
                 return reason, _source(op) or self._line(pair.second)
-        if reason := pairing.always_follows(self.code, self.model, pair.first, pair.second):
+        # a norm folded into the layer after it becomes an alias of its input, which may not change in between
+        if reason := pairing.always_follows(self.code, self.model, pair.first, pair.second, at_once=not pair.after):
             return reason, self._line(pair.second)
         return "", None
 
@@ -219,6 +220,9 @@ class _Survey:
                 return f"the output of {pair.first} is also read by {op.name}", op
         if graph.escapes(value):
             return f"the output of {pair.first} is also returned or kept", None
+        written = None if pair.after else _written(graph, first.inputs[0], first.end_op, second.end_op)
+        if written is not None:
+            return f"the input of {pair.norm} is overwritten before {pair.layer} reads it", written
         result = graph.values[second.outputs[0]]
         if graph.values[value].dtype != result.dtype:
             return f"{pair.second} changes the dtype from {graph.values[value].dtype} to {result.dtype}", None
@@ -268,6 +272,12 @@ class _Survey:
             return ()
         where = "on the CPU" if device == "cpu" else "yet"
         return (f"{', '.join(pairs)}: no kernel that joins them is used {where}, so nothing would go.",)
+
+
+def _written(graph: FlowGraph, value: int, start: int, end: int) -> Op | None:
+    """The first op in a range that writes in place where ``value`` lives."""
+    alive = set(graph.aliases_of(value))
+    return next((op for op in graph.ops[start:end] if alive.intersection(op.mutates)), None)
 
 
 def _source(op: Op | None) -> Source | None:

@@ -20,7 +20,7 @@ _BRANCHES = (
 _CONDITIONAL = (ast.IfExp, ast.BoolOp, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
-def always_follows(code: source.Code, model: nn.Module, first: str, second: str) -> str:
+def always_follows(code: source.Code, model: nn.Module, first: str, second: str, *, at_once: bool = False) -> str:
     """Say why the code does not show that the result of ``first`` goes to ``second`` alone; empty where it does.
 
     Args:
@@ -28,6 +28,7 @@ def always_follows(code: source.Code, model: nn.Module, first: str, second: str)
         model: The model both belong to.
         first: Path of a module that returns one tensor.
         second: Path of the module that takes it.
+        at_once: Nothing may happen between the two calls.
     """
     if code.unreadable:
         return f"the source of {code.unreadable[0]} cannot be read, so another path through it cannot be ruled out"
@@ -37,8 +38,8 @@ def always_follows(code: source.Code, model: nn.Module, first: str, second: str)
         return f"{first} and {second} are called from different modules"
     owner = model.get_submodule(owner_path)
     if source.plain_sequential(model, first, second):
-        return whole(code, owner, keys) or _paired(code, nn.Module, keys[-1:], other_keys[-1:])
-    return _paired(code, owner, keys, other_keys)
+        return whole(code, owner, keys) or _paired(code, nn.Module, keys[-1:], other_keys[-1:], at_once)
+    return _paired(code, owner, keys, other_keys, at_once)
 
 
 def whole(code: source.Code, owner: nn.Module, keys: tuple[str, ...]) -> str:
@@ -58,7 +59,7 @@ def whole(code: source.Code, owner: nn.Module, keys: tuple[str, ...]) -> str:
     return judge(problems)
 
 
-def _paired(code: source.Code, owner: Any, keys: tuple[str, ...], other_keys: tuple[str, ...]) -> str:
+def _paired(code: source.Code, owner: Any, keys: tuple[str, ...], other_keys: tuple[str, ...], at_once: bool) -> str:
     """Say where a module is mentioned otherwise than in a pair with the other."""
     problems = []
     for function in code.functions:
@@ -68,7 +69,7 @@ def _paired(code: source.Code, owner: Any, keys: tuple[str, ...], other_keys: tu
         nodes = [mention.node for mention in (*firsts, *seconds)] + hidden
         if nodes:
             problem = f"{source.where(function, hidden[0])} reaches modules without their names" if hidden else ""
-            problems.append((function, nodes, problem or _unpaired(function, firsts, seconds)))
+            problems.append((function, nodes, problem or _unpaired(function, firsts, seconds, at_once)))
     return judge(problems)
 
 
@@ -81,12 +82,16 @@ def judge(problems: list[tuple[source.Function, list[ast.expr], str]]) -> str:
     return next((problem for _, _, problem in problems if problem), "")
 
 
-def _unpaired(function: source.Function, firsts: list[source.Mention], seconds: list[source.Mention]) -> str:
+def _unpaired(
+    function: source.Function, firsts: list[source.Mention], seconds: list[source.Mention], at_once: bool
+) -> str:
     left = {id(mention.node): mention for mention in seconds}
     for mention in firsts:
         if source.harmless(function, mention.node):
             continue
-        partner = next((m for m in left.values() if m.tag == mention.tag and _feeds(function, mention, m)), None)
+        partner = next(
+            (m for m in left.values() if m.tag == mention.tag and _feeds(function, mention, m, at_once)), None
+        )
         if partner is None:
             return f"{source.where(function, mention.node)} uses {ast.unparse(mention.node)} another way"
         del left[id(partner.node)]
@@ -94,7 +99,7 @@ def _unpaired(function: source.Function, firsts: list[source.Mention], seconds: 
     return f"{source.where(function, rest[0].node)} uses {ast.unparse(rest[0].node)} another way" if rest else ""
 
 
-def _feeds(function: source.Function, first: source.Mention, second: source.Mention) -> bool:
+def _feeds(function: source.Function, first: source.Mention, second: source.Mention, at_once: bool) -> bool:
     """Whether ``second(first(…))``, or ``v = first(…)`` then ``second(v)`` in one block and no other use of v."""
     call = function.parents.get(first.node)
     taken = function.parents.get(second.node)
@@ -112,7 +117,7 @@ def _feeds(function: source.Function, first: source.Mention, second: source.Ment
     if not (isinstance(argument, ast.Name) and argument.id == name):
         return False
     block = source.block(function, made)
-    if "[" in first.tag and taken not in ast.walk(block[min(block.index(made) + 1, len(block) - 1)]):
+    if (at_once or "[" in first.tag) and taken not in ast.walk(block[min(block.index(made) + 1, len(block) - 1)]):
         return False  # the index may have moved on
     return flows(function, block, made, argument, name)
 

@@ -346,6 +346,31 @@ def test_another_module_may_reach_in() -> None:
     assert "helper uses block.conv1 another way" in reasons(plan)
 
 
+class WritesInputLater(Block):
+    def forward(self, x: Tensor) -> Any:
+        x = x * 1
+        y = self.bn2(x)
+        x.add_(1)
+        return self.conv1(y)
+
+
+class WritesInputSometimes(Block):
+    def forward(self, x: Tensor) -> Any:
+        x = x * 1
+        y = self.bn2(x)
+        if x.mean() > 1e6:
+            x.add_(1)
+        return self.conv1(y)
+
+
+@pytest.mark.parametrize("kind", [WritesInputLater, WritesInputSometimes])
+def test_a_norm_folded_forwards_leaves_an_alias_that_nobody_may_write(kind: type[Block]) -> None:
+    model = kind()
+    model.conv1.padding = (0, 0)
+    model.conv1._reversed_padding_repeated_twice = [0] * 4
+    refuses(model, "bn2")
+
+
 class Switch(nn.Module):
     """Takes one of two pairs, by what is in the input."""
 
