@@ -153,7 +153,8 @@ class _Recorder:
             if kept is not None:
                 handle = register_optimizer_step_pre_hook(lambda optimizer, *_: kept.optimizer(optimizer))
                 stack.callback(handle.remove)
-            stack.enter_context(_Mode(self, kept))
+            mode = _ModeBesideDynamo if "torch._dynamo" in sys.modules else _Mode
+            stack.enter_context(mode(self, kept))
             yield
 
     @contextmanager
@@ -292,6 +293,11 @@ class _Recorder:
 class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     supports_higher_order_operators = True
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # keeping dynamo away from the handler would import it, which takes seconds, where nothing is compiled
+        return False
+
     def __init__(self, recorder: _Recorder, kept: Kept | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.recorder = recorder
@@ -310,6 +316,17 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with self:
                 return func._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
         return self.recorder.op(func, args, kwargs, self.kept)
+
+
+class _ModeBesideDynamo(_Mode):  # type: ignore[no-untyped-call]
+    """The mode where something may be compiled: dynamo must not compile the handler itself."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 @cache

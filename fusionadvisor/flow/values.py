@@ -66,10 +66,18 @@ class Values:
             known = self._latest.get(_geometry(tensor, storage), _UNREAD)
             if known == _UNREAD:
                 return self._unseen(tensor, storage)
-        low, high = self._extent[known]
-        since = self._born[known]
-        stale = [w for w in self._writes.get(storage, ()) if w.time > since and w.low < high and low < w.high]
-        return self._late(tensor, storage, stale[-1].op, _role(self.all[known])) if stale else known
+        write = self._write_since(known, storage)
+        return known if write is None else self._late(tensor, storage, write.op, _role(self.all[known]))
+
+    def _write_since(self, value: int, storage: int) -> _Write | None:
+        """The latest write that can have changed what a value holds."""
+        low, high = self._extent[value]
+        for write in reversed(self._writes.get(storage, ())):
+            if write.time <= self._born[value]:
+                return None
+            if write.low < high and low < write.high:
+                return write
+        return None
 
     def made(self, tensor: torch.Tensor, op: int) -> int:
         """A new value: what an op returned."""

@@ -164,7 +164,7 @@ def test_gradients_added_in_place_outside_the_recording_are_the_same_op() -> Non
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             y = self.fc(x)
-            return (y.sin() + y.cos() + y.exp())[:, torch.tensor([0, 2, 2])]
+            return (y.sin() + y.cos() + y.exp())[:, torch.tensor([0, 2, 2])]  # type: ignore[no-any-return]
 
     result = capture(live(Twice(), torch.randn(3, 4), mode="training"), steps=2)
     rows = step_of(result)

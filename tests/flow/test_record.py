@@ -3,6 +3,8 @@
 import copy
 import importlib
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -648,3 +650,25 @@ def test_running_the_graph_again_gives_the_models_output(name: str) -> None:
         tensors |= {v.id: named[v.name] for v in graph.values if v.role in ("parameter", "buffer")}
         again = replay(graph, tensors)[graph.outputs[0]]
     torch.testing.assert_close(again, expected, rtol=0, atol=0)
+
+
+def test_a_compiled_part_is_recorded_op_by_op() -> None:
+    part = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    compiled: Any = torch.compile(part, backend="eager")
+    model = nn.Sequential(compiled, nn.Linear(4, 2))
+    x = torch.randn(2, 4)
+    model(x)
+    assert work(recorded(model, x)) == ["addmm", "relu", "addmm"]
+
+
+def test_recording_inference_does_not_load_the_compiler() -> None:
+    code = (
+        "import sys, torch\n"
+        "from fusionadvisor.flow.record import record\n"
+        "model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.ReLU()).eval()\n"
+        "x = torch.randn(2, 3)\n"
+        "with torch.no_grad():\n"
+        "    assert len(record(lambda: model(x), model, x).ops) == 3\n"
+        "assert 'torch._dynamo' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
