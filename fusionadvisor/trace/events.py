@@ -114,9 +114,12 @@ def decode_args(events: list[Event], kind: ArgsType) -> list[Any]:
     """Decode the args of many events at once; one by one, coercing types, where that fails."""
     texts = [event.args for event in events]
     try:
-        return _DECODERS[kind].decode(b"[" + b",".join(texts) + b"]")  # type: ignore[no-any-return]
+        decoded: list[Any] = _DECODERS[kind].decode(b"[" + b",".join(texts) + b"]")
     except msgspec.MsgspecError:
-        return [_decode_leniently(bytes(text), kind) for text in texts]
+        decoded = []
+    if len(decoded) == len(texts):  # a lone event without args makes an empty list
+        return decoded
+    return [_decode_leniently(bytes(text), kind) for text in texts]
 
 
 def _decode_leniently(text: bytes, kind: ArgsType) -> Any:

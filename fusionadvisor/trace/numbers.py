@@ -27,28 +27,28 @@ def parse_us(texts: Sequence[Buffer]) -> Ints:
     if b'"' in joined:
         joined = joined.replace(b'"', b"")
     if joined.translate(None, b"0123456789.-\n"):
-        return _parse_each(joined)
+        return _parse_each(texts)
     text = np.frombuffer(joined, dtype=np.uint8)
     ends = np.flatnonzero(text == ord("\n"))
     lengths = np.diff(ends, prepend=-1) - 1
     if len(ends) != len(texts) or not lengths.all() or lengths.max(initial=0) > _LONGEST:
-        return _parse_each(joined)
+        return _parse_each(texts)
     dots = np.flatnonzero(text == ord("."))
     fraction = np.zeros(len(ends), dtype=np.int64)
     rows = np.searchsorted(ends, dots)
     fraction[rows] = ends[rows] - dots - 1
     if (fraction > 3).any() or not np.diff(rows).all():
-        return _parse_each(joined)
+        return _parse_each(texts)
     digits = joined.replace(b".", b"") if len(dots) else joined
     try:
         values = np.fromstring(digits, dtype=np.int64, sep="\n")
     except ValueError:  # a minus sign within a number
-        return _parse_each(joined)
+        return _parse_each(texts)
     return values * _POWERS[fraction]
 
 
-def _parse_each(joined: bytes) -> Ints:
-    return np.array([_exact_ns(token) for token in joined[:-1].split(b"\n")], dtype=np.int64)
+def _parse_each(texts: Sequence[Buffer]) -> Ints:
+    return np.array([_exact_ns(bytes(text).strip(b'" ')) for text in texts], dtype=np.int64)
 
 
 def _exact_ns(token: bytes) -> int:

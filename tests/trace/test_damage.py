@@ -117,6 +117,13 @@ def test_identifiers_as_text_are_identifiers() -> None:
     assert figures(read(events)) == SOUND
 
 
+def test_a_lone_kernel_without_args_is_a_kernel() -> None:
+    bare = {"ph": "X", "cat": "kernel", "name": "k", "pid": 3, "tid": 7, "ts": 5.0, "dur": 2.0}
+    timeline = read([bare])
+    assert (len(timeline.kernels), timeline.devices[0].index, busy_us(timeline)) == (1, 3, 2.0)
+    assert orphan_kernels(timeline) == 1
+
+
 def test_kernels_without_times_are_left_out_and_said() -> None:
     events = four()
     of_category(events, "kernel")[1].update(ts=0, dur=0)

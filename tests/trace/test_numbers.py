@@ -28,7 +28,9 @@ def test_epoch_microseconds_lose_nothing() -> None:
     assert float("1712196098123456.789") != Decimal("1712196098123456.789")
 
 
-@pytest.mark.parametrize("text", [b"", b"null", b"NaN", b"Infinity", b"true", b"[]", b'"x"', b"1.2.3", b"1-2", b"1e40"])
+@pytest.mark.parametrize(
+    "text", [b"", b"null", b"NaN", b"Infinity", b"true", b"[]", b'"x"', b"1.2.3", b"1-2", b"1e40", b"[1,\n2]", b"1\n2"]
+)
 def test_what_is_no_time_is_missing(text: bytes) -> None:
     assert parse_us([b"5", text, b"7.25"]).tolist() == [5000, MISSING, 7250]
 
