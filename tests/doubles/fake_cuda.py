@@ -79,6 +79,7 @@ class FakeCuda:
             monkeypatch.setattr(torch.cuda, name, value)
         for name, call in {
             "_cuda_clearCublasWorkspaces": self._noted("clear workspaces"),
+            "_cuda_getCurrentRawStream": lambda device: id(self.current),
             "_host_emptyCache": lambda: None,
             "_cuda_endAllocateToPool": self._end_allocation,
             "_cuda_releasePool": self._noted("release"),

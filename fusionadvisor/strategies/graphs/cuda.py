@@ -5,6 +5,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -18,6 +19,14 @@ _DEVICE_FAULTS = ("illegal memory access", "device-side assert", "unspecified la
 
 _one_capture = threading.RLock()
 """CUDA allows one capture at a time in a process, and what is switched off meanwhile is the process's, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A stream and its address, which is cheaper to ask for."""
+
+    address: int
+    stream: torch.cuda.Stream
 
 
 class CudaGraphBackend:
@@ -37,10 +46,13 @@ class CudaGraphBackend:
 
     def follow(self, device: torch.device, last: object) -> object:
         """Callers on different streams share static buffers: the later one waits for the earlier one's work."""
+        address = torch._C._cuda_getCurrentRawStream(device.index)
+        if isinstance(last, _Seen) and last.address == address:
+            return last
         current = torch.cuda.current_stream(device)
-        if isinstance(last, torch.cuda.Stream) and last != current:
-            current.wait_stream(last)
-        return current
+        if isinstance(last, _Seen):
+            current.wait_stream(last.stream)
+        return _Seen(address, current)
 
     def capture(
         self,

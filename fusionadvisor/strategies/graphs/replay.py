@@ -21,6 +21,8 @@ from fusionadvisor.strategies.graphs.where import place
 MAX_GRAPHS = 8
 """Signatures captured per module; each holds the memory of one whole run."""
 
+Spec = TreeSpec | None
+
 CONSTANTS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout)
 _PLAIN_TENSORS = (Tensor, nn.Parameter, nn.Buffer)
 
@@ -123,7 +125,7 @@ class GraphedForward:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Replay where a graph fits the arguments, capture where one could, else run eagerly and count why."""
-        leaves, spec = tree_flatten((args, kwargs))
+        leaves, spec = _flattened(args, kwargs)
         try:
             with self._memory.lock:
                 graph = self._graph(leaves, spec)
@@ -135,25 +137,21 @@ class GraphedForward:
             self.counts.eager[str(reason)] += 1
         return self.eager(*args, **kwargs)
 
-    def _graph(self, leaves: list[Any], spec: TreeSpec) -> "_Inference | _Training":
-        arguments = spec, tuple(map(_leaf_signature, leaves))
-        device = self._device(leaves)
+    def _graph(self, leaves: list[Any], spec: Spec) -> "_Inference | _Training":
         if self.backend.capturing():
             raise _NoGraphError("another capture is under way on this stream")
         differentiable = torch.is_grad_enabled() and self._requires_grad(leaves)
         if differentiable and not self.training:
             raise _NoGraphError("gradients are being recorded; the graph is for inference (call it under no_grad)")
-        key = self._signature(arguments, device, differentiable)
-        if reason := self.failures.get(key):
-            raise _NoGraphError(reason)
+        key = self._signature(leaves, spec, differentiable)
         graph = self._graphs.get(key)
         if graph is not None and graph.assumed.hooked():
             raise _NoGraphError("a hook was registered after the capture")
         if graph is not None and (change := graph.assumed.broken()):
             self._drop_all(change)
-            graph, key = None, self._signature(arguments, device, differentiable)
+            graph, key = None, self._signature(leaves, spec, differentiable)
         if graph is None:
-            graph = self._captured(key, leaves, spec, device, differentiable)
+            graph = self._captured(key, leaves, spec, differentiable)
         graph.check_ready()
         return graph
 
@@ -164,9 +162,10 @@ class GraphedForward:
         self.counts.recaptured += 1
         self.reset()
 
-    def _captured(
-        self, key: object, leaves: list[Any], spec: TreeSpec, device: torch.device, differentiable: bool
-    ) -> "_Inference | _Training":
+    def _captured(self, key: object, leaves: list[Any], spec: Spec, differentiable: bool) -> "_Inference | _Training":
+        if reason := self.failures.get(key):
+            raise _NoGraphError(reason)
+        device = self._device(leaves)
         if len(self._graphs) >= self.max_graphs:
             raise _NoGraphError(f"another signature: {self.max_graphs} are captured already")
         kind = _Training if differentiable else _Inference
@@ -208,18 +207,23 @@ class GraphedForward:
             p.requires_grad for p in self.module.parameters()
         )
 
-    def _signature(self, arguments: object, device: torch.device, differentiable: bool) -> object:
+    def _signature(self, leaves: list[Any], spec: Spec, differentiable: bool) -> object:
         """Everything a capture depends on that may differ from call to call."""
-        autocast = torch.is_autocast_enabled(device.type) and torch.get_autocast_dtype(device.type)
-        modes = (differentiable, torch.is_inference_mode_enabled(), autocast)
         if not self._modules:
             self._modules = list(self.module.modules())
-        flags = tuple([m.training for m in self._modules])
-        return arguments, device, modes, flags
+        return (
+            spec,
+            tuple([_leaf_signature(leaf) for leaf in leaves]),
+            differentiable,
+            torch.is_inference_mode_enabled(),
+            torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda"),
+            torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
+            tuple([m.training for m in self._modules]),
+        )
 
-    def run(self, leaves: list[Any], spec: TreeSpec) -> Any:
+    def run(self, leaves: list[Any], spec: Spec) -> Any:
         """Run the module's own forward on flattened arguments, for a warm-up or a capture."""
-        args, kwargs = tree_unflatten(leaves, spec)
+        args, kwargs = (leaves, {}) if spec is None else tree_unflatten(leaves, spec)
         with torch.inference_mode() if self._inference_mode else nullcontext():
             return self.eager(*args, **kwargs)
 
@@ -236,13 +240,20 @@ def _rebuild(
     return GraphedForward(module, backend, training=training, static_outputs=static_outputs, max_graphs=max_graphs)
 
 
+def _flattened(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Spec]:
+    """The arguments' leaves and how they hang together; None where they are tensors by position, as most are."""
+    if not kwargs and {*map(type, args)} <= {Tensor}:
+        return list(args), None
+    return tree_flatten((args, kwargs))
+
+
 def _leaf_signature(leaf: Any) -> object:
     if isinstance(leaf, Tensor):
         if type(leaf) not in _PLAIN_TENSORS or leaf.layout != torch.strided:
             raise _NoGraphError(f"an input is a {type(leaf).__name__} of layout {leaf.layout}")
         if torch._C._functorch.is_functorch_wrapped_tensor(leaf):
             raise _NoGraphError("a function transform is under way")
-        return leaf.shape, leaf.dtype, leaf.stride(), leaf.requires_grad and torch.is_grad_enabled()
+        return leaf.shape, leaf.dtype, leaf.device, leaf.stride(), leaf.requires_grad and torch.is_grad_enabled()
     if isinstance(leaf, CONSTANTS):
         return type(leaf), leaf
     raise _NoGraphError(f"an input is a {type(leaf).__name__}, which may hold anything")
@@ -278,7 +289,7 @@ def _check_outputs(leaves: list[Any]) -> None:
 class _Inference:
     """One signature's graph, without gradients."""
 
-    def __init__(self, owner: GraphedForward, leaves: list[Any], spec: TreeSpec, device: torch.device) -> None:
+    def __init__(self, owner: GraphedForward, leaves: list[Any], spec: Spec, device: torch.device) -> None:
         self.device = device
         self._static = [_static(leaf) for leaf in leaves]
         self._inputs = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
@@ -288,16 +299,17 @@ class _Inference:
         self._outputs, self._spec = tree_flatten(self._graph.outputs)
         _check_outputs(self._outputs)
         self._copy = not owner.static_outputs
-        self.assumed = Assumptions(owner.module)
+        self.assumed = Assumptions(owner.module, gradients=False)
 
     def check_ready(self) -> None:
         """Without gradients nothing is ever pending."""
 
     def call(self, leaves: list[Any]) -> Any:
         for i in self._inputs:
-            if self._static[i] is not leaves[i]:
-                self._static[i].copy_(leaves[i])
+            self._static[i].copy_(leaves[i])
         self._graph.replay()
+        if isinstance(self._graph.outputs, Tensor):
+            return self._graph.outputs.clone() if self._copy else self._graph.outputs
         outputs = self._outputs
         if self._copy:
             outputs = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in outputs]
@@ -317,7 +329,7 @@ class _Pending:
 class _Training:
     """One signature's graphs of forward and backward."""
 
-    def __init__(self, owner: GraphedForward, leaves: list[Any], spec: TreeSpec, device: torch.device) -> None:
+    def __init__(self, owner: GraphedForward, leaves: list[Any], spec: Spec, device: torch.device) -> None:
         self.device = device
         static = [_static(leaf, differentiable=True) for leaf in leaves]
         self._inputs = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
@@ -336,7 +348,7 @@ class _Training:
         self._graphed: TensorFunction = owner.backend.capture_training(run, samples, device)
         self._is_tensor = [isinstance(leaf, Tensor) for leaf in self._outputs]
         self._outputs = [None if isinstance(leaf, Tensor) else leaf for leaf in self._outputs]
-        self.assumed = Assumptions(owner.module)
+        self.assumed = Assumptions(owner.module, gradients=True)
 
     def check_ready(self) -> None:
         """A second forward would overwrite what the first one's backward needs."""

@@ -17,10 +17,11 @@ class Assumptions:
     """Addresses of parameters, buffers and tensor attributes, submodules, training flags and hooks, as captured.
 
     A graph reads memory, not names: after ``weight.data = …``, ``module.weight = …`` or ``.to()`` it would go on with
-    the old values. Checked before every replay, so kept to flat lists.
+    the old values. Checked before every replay, so kept to flat lists. Which parameters train matters only to graphs
+    with ``gradients``.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, *, gradients: bool) -> None:
         modules = list(module.modules())
         self._modules = modules
         self._slots = [(table, name) for m in modules for table in _tables(m) for name in table_tensors(table)]
@@ -31,8 +32,8 @@ class Assumptions:
         self._addresses = self._current_addresses()
         # held, so that the allocator cannot give an address to another tensor while the graph still reads it
         self._held = [table[name].untyped_storage() for table, name in self._slots]
-        self._trainable = [p.requires_grad for p in module.parameters()]
-        self._parameters = list(module.parameters())
+        self._parameters = list(module.parameters()) if gradients else []
+        self._trainable = [p.requires_grad for p in self._parameters]
 
     def broken(self) -> str:
         """Say what changed since the capture, empty if nothing did."""
