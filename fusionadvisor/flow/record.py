@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fusionadvisor.flow.arguments import bind, plain
+from fusionadvisor.flow.arguments import bind, plain, refuse_nested
 from fusionadvisor.flow.frames import built_at, where
 from fusionadvisor.flow.graph import FlowGraph, Frame, ModuleCall, Op, Phase
 from fusionadvisor.flow.keep import Kept
@@ -231,6 +231,8 @@ class _Recorder:
         origin, phase = self._origin()
         result = func(*args, **kwargs)
         returned = [t for _, t in tensors_in(result)]
+        for tensor in returned:
+            refuse_nested(tensor)
         mutated = {id(t): self.values.wrote(t, index) for t in bound.written}
         storages = {t.untyped_storage()._cdata for t in bound.tensors if t.layout is torch.strided}
         writes = [mutated[id(t)] if id(t) in mutated else self.values.made(t, index) for t in returned]

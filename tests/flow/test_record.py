@@ -550,6 +550,17 @@ def test_a_strided_nested_tensor_is_refused_in_words() -> None:
         recorded(Function(lambda self, x: x + 1), nested)
 
 
+def test_a_nested_tensor_made_within_is_refused_in_words() -> None:
+    """The encoder makes one of a padding mask, in evaluation mode."""
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1).eval()
+
+    def padded(self: nn.Module, x: torch.Tensor) -> Any:
+        return encoder(x, src_key_padding_mask=x[..., 0] > 2)
+
+    with torch.no_grad(), pytest.raises(InputError, match="nested tensor"):
+        recorded(Function(padded), torch.randn(2, 5, 8))
+
+
 def test_a_wrapper_subclass_is_recorded_by_the_tensors_inside() -> None:
     from torch.testing._internal.two_tensor import TwoTensor
 
