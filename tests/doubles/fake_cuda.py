@@ -67,13 +67,14 @@ class FakeCuda:
         self.debug_mode: int | str = 0
         self.recording = False
         """Whether the allocator believes that a capture is under way."""
+        self.stuck = False
+        """Whether the random generators do."""
         self.seed = torch.empty(1)
         self._debug: list[Any] = []
         for name, value in {
             "device": self._on, "stream": self._on, "Stream": FakeStream, "synchronize": self._noted("synchronize"),
             "current_stream": lambda device=None: self.current, "CUDAGraph": self._graph,
-            "graph_pool_handle": lambda: (0, 7), "default_generators": _Generators(),
-            "is_current_stream_capturing": lambda: CpuGraph.active is not None,
+            "graph_pool_handle": lambda: (0, 7),             "is_current_stream_capturing": lambda: CpuGraph.active is not None,
             "get_sync_debug_mode": lambda: self.debug_mode, "set_sync_debug_mode": self._set_debug_mode,
         }.items():  # fmt: skip
             monkeypatch.setattr(torch.cuda, name, value)
@@ -88,6 +89,7 @@ class FakeCuda:
         monkeypatch.setattr(where, "is_user_file", lambda file: _DOUBLES not in file and is_user_file(file))
         monkeypatch.setattr(torch.cuda.graph, "default_capture_stream", "theirs")
         monkeypatch.setattr(cuda.CudaGraphBackend, "accepts", lambda self, device: device.type == "cpu")
+        monkeypatch.setattr(cuda, "_generator_stuck", lambda device: self.stuck)
         cuda._capture_stream.cache_clear()
 
     def _noted(self, word: str) -> Any:
@@ -152,18 +154,14 @@ class _FakeGraph(CpuGraph):
     def capture_end(self) -> None:
         self.end()
         if self._recorder.spoilt or self._waits.spoilt:
+            self.owner.stuck = True
             raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
-        self.owner.recording = False
+        self.owner.recording = self.owner.stuck = False
         self.owner.log.append("end")
 
     def reset(self) -> None:
         self.owner.log.append("reset")
         self.release()
-
-
-class _Generators:
-    def __getitem__(self, index: int | None) -> torch.Generator:
-        return torch.default_generator
 
 
 @contextmanager

@@ -52,5 +52,5 @@ def rig(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
         with fake_cuda(monkeypatch) as fake:
             yield Rig(CudaGraphBackend(), torch.device("cpu"))
             assert fake.current is fake.outer
-            assert (fake.debug_mode, fake.recording) == (0, False)
+            assert (fake.debug_mode, fake.recording, fake.stuck) == (0, False, False)
             assert torch.cuda.graph.default_capture_stream == "theirs"

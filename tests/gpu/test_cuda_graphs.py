@@ -88,10 +88,13 @@ def test_a_capture_spoilt_midway_is_cleaned_up() -> None:
                 return y * y.sum().item()
             return y
 
+    earlier = nn.Dropout(0.5).train()
+    captured = graphed(earlier)
     model = Sly().train()
     forward = graphed(model)
     x = torch.randn(8, 8, device="cuda")
     with torch.no_grad():
+        earlier(x)
         torch.manual_seed(1)
         got = model(x)
         torch.manual_seed(1)
@@ -99,6 +102,12 @@ def test_a_capture_spoilt_midway_is_cleaned_up() -> None:
     [reason] = forward.counts.eager
     assert "test_cuda_graphs.py:" in reason
     assert "captur" in reason
+    with torch.no_grad():
+        torch.manual_seed(2)
+        replayed = earlier(x)
+        torch.manual_seed(2)
+        assert torch.equal(replayed, captured.eager(x))
+    assert captured.counts.replayed == 2
 
 
 def test_an_error_of_python_midway_is_cleaned_up() -> None:

@@ -74,7 +74,7 @@ def test_a_spoilt_capture_is_cleaned_up_and_its_cause_told(fake: FakeCuda) -> No
     assert raised.value.source is not None
     assert fake.current.name == "outer"
     assert gc.isenabled()
-    assert not fake.recording
+    assert (fake.recording, fake.stuck) == (False, False)
     at = fake.log.index("end allocation to (0, 3)")
     assert fake.log[at : at + 3] == ["end allocation to (0, 3)", "release None (0, 3)", "synchronize cpu"]
 

@@ -62,7 +62,7 @@ class CudaGraphBackend:
         generators: Sequence[torch.Generator] = (),
     ) -> "_CapturedGraph":
         """See :class:`GraphBackend`. A wait is found by the last warm-up, before it can spoil a capture."""
-        with _one_capture, _side_stream(device) as stream, _undisturbed(device, pool):
+        with _one_capture, _side_stream(device) as stream, _undisturbed(device, pool, generators):
             graph = torch.cuda.CUDAGraph()
             for generator in generators:
                 graph.register_generator_state(generator)
@@ -146,7 +146,7 @@ def _side_stream(device: torch.device) -> Iterator[torch.cuda.Stream]:
 
 
 @contextmanager
-def _undisturbed(device: torch.device, pool: Pool) -> Iterator[None]:
+def _undisturbed(device: torch.device, pool: Pool, generators: Sequence[torch.Generator] = ()) -> Iterator[None]:
     """No collection of dead CUDA objects mid-capture; a failed capture is cleaned up and told as CaptureError."""
     collecting = gc.isenabled()
     gc.collect()
@@ -158,7 +158,7 @@ def _undisturbed(device: torch.device, pool: Pool) -> Iterator[None]:
     except Exception as error:
         if any(fault in str(error) for fault in _DEVICE_FAULTS):
             raise
-        _clean_up(device, pool)
+        _clean_up(device, pool, generators)
         cause = _cause(error)
         raise CaptureError(_first_line(cause), *locate(traceback_frames(cause))) from cause
     finally:
@@ -166,11 +166,12 @@ def _undisturbed(device: torch.device, pool: Pool) -> Iterator[None]:
             gc.enable()
 
 
-def _clean_up(device: torch.device, pool: Pool) -> None:
+def _clean_up(device: torch.device, pool: Pool, generators: Sequence[torch.Generator]) -> None:
     """Undo what an aborted capture leaves behind: ending an invalid one raises before torch gets to do it.
 
-    The allocator would go on believing that a capture is under way, which breaks its out-of-memory path, and (up to
-    torch 2.11) the random generator would refuse to be used outside a capture.
+    The allocator would go on believing that a capture is under way, which breaks its out-of-memory path. So would the
+    random generators in versions of torch that keep one state for all captures: neither eager calls nor graphs captured
+    earlier could use them. Ending any capture in order sets them right.
     """
     _capture_stream.cache_clear()
     try:
@@ -180,11 +181,21 @@ def _clean_up(device: torch.device, pool: Pool) -> None:
     else:
         torch._C._cuda_releasePool(device.index, pool)
     torch.cuda.synchronize(device)
-    generator = torch.cuda.default_generators[device.index]
+    if _generator_stuck(device):
+        graph = torch.cuda.CUDAGraph()
+        for generator in generators:
+            graph.register_generator_state(generator)
+        with torch.cuda.graph(graph, stream=_capture_stream(device), capture_error_mode="thread_local"):
+            torch.zeros(1, device=device)
+
+
+def _generator_stuck(device: torch.device) -> bool:
+    """Whether random numbers can no longer be had outside a capture."""
     try:
         torch.empty(1, device=device).uniform_()
     except RuntimeError:
-        generator.graphsafe_set_state(generator.clone_state())
+        return True
+    return False
 
 
 @contextmanager
