@@ -11,8 +11,8 @@ from functools import cache
 from pathlib import Path
 
 import torch
-from torch.profiler import ProfilerActivity, profile
 
+from fusionadvisor.capture.profiler import Profiler
 from fusionadvisor.report.model import Environment
 from fusionadvisor.statistics import median_ci
 
@@ -132,7 +132,7 @@ def _device() -> Check:
 
 
 def _records_cpu() -> Check:
-    count = _recorded([ProfilerActivity.CPU], "cpu", lambda event: event.get("cat") == "cpu_op")
+    count = _recorded("cpu", lambda event: event.get("cat") == "cpu_op")
     if count:
         return Check("profiler, CPU ops", True, "recorded")
     return Check("profiler, CPU ops", False, "the profiler recorded no op", "Reinstall torch: its Kineto is missing.")
@@ -142,7 +142,7 @@ def _records_gpu() -> Check:
     if not torch.cuda.is_available():
         return Check("profiler, GPU kernels", None, "no GPU to record")
     try:
-        count = _recorded([ProfilerActivity.CPU, ProfilerActivity.CUDA], "cuda", lambda e: e.get("cat") == "kernel")
+        count = _recorded("cuda", lambda e: e.get("cat") == "kernel")
     except RuntimeError as error:
         count, why = 0, str(error).splitlines()[0]
     else:
@@ -162,16 +162,15 @@ def _bandwidth() -> Check:
     return Check("copy bandwidth", True, f"{measure_copy_gbs():.0f} GB/s")
 
 
-def _recorded(activities: list[ProfilerActivity], device: str, wanted: Callable[[dict[str, object]], bool]) -> int:
+def _recorded(device: str, wanted: Callable[[dict[str, object]], bool]) -> int:
     """How many wanted events a profile of a small addition holds."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     tensor = torch.ones(1024, device=device)
     with tempfile.TemporaryDirectory(prefix="fusion-advisor-") as folder:
         path = Path(folder) / "probe.json"
-        with profile(activities=activities) as profiler:
-            tensor.add(1)
-            if device == "cuda":
-                torch.cuda.synchronize()
-        profiler.export_chrome_trace(str(path))
+        profiler = Profiler(on_cuda=device == "cuda")
+        profiler.start()
+        tensor.add(1)
+        profiler.stop()
+        profiler.export(path)
         events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
     return sum(1 for event in events if wanted(event))

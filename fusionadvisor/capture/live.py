@@ -3,16 +3,16 @@
 import os
 import tempfile
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile, schedule
+from torch.autograd.profiler import record_function
 
 from fusionadvisor.capture.align import align
+from fusionadvisor.capture.profiler import Profiler
 from fusionadvisor.errors import EnvironmentUnfitError
 from fusionadvisor.flow.graph import FlowGraph
 from fusionadvisor.flow.record import record
@@ -28,8 +28,6 @@ MOST_STEPS = 5
 MOST_SAMPLES = 200
 FEWEST_SAMPLES = 5
 WARM_UP = 3
-SILENT = "99"
-"""Kineto writes its start and stop to stderr at every level that it names itself."""
 
 
 @dataclass(frozen=True)
@@ -91,30 +89,26 @@ def _synchronize(program: Program) -> None:
 
 def _profile(run: Callable[[], object], program: Program, steps: int) -> Timeline:
     on_cuda = torch.device(program.workload.device).type == "cuda"
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]
-    os.environ.setdefault("KINETO_LOG_LEVEL", SILENT)
     with tempfile.TemporaryDirectory(prefix="fusion-advisor-") as folder:
         path = Path(folder) / "profile.json"
-        with (
-            warnings.catch_warnings(),
-            profile(
-                activities=activities,
-                schedule=schedule(wait=0, warmup=1, active=steps, repeat=1),
-                on_trace_ready=lambda finished: finished.export_chrome_trace(str(path)),
-                record_shapes=True,
-                acc_events=True,
-            ) as profiler,
-        ):
-            warnings.simplefilter("ignore")
-            for _ in range(steps + 1):
-                run()
-                _synchronize(program)
-                profiler.step()
-        if not path.exists():
-            raise EnvironmentUnfitError("The profiler finished no recording.", "Run `fusion-advisor doctor`.")
+        _steps(run, program, Profiler(on_cuda=on_cuda), 1)  # the first recording pays for setting the profiler up
+        profiler = Profiler(on_cuda=on_cuda)
+        _steps(run, program, profiler, steps)
+        profiler.export(path)
         timeline = load(path, stand_ins=True)
     check_recorded(timeline, steps, on_cuda)
     return replace(timeline, basis="measured", name="")
+
+
+def _steps(run: Callable[[], object], program: Program, profiler: Profiler, steps: int) -> None:
+    profiler.start()
+    try:
+        for step in range(steps):
+            with record_function(f"ProfilerStep#{step}"):
+                run()
+                _synchronize(program)
+    finally:
+        profiler.stop()
 
 
 def check_recorded(timeline: Timeline, steps: int, on_cuda: bool) -> None:

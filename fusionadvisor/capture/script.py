@@ -16,11 +16,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.profiler import record_function
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.profiler import ProfilerActivity, profile, record_function
 
 from fusionadvisor.capture.align import align
-from fusionadvisor.capture.live import SILENT, check_recorded, unlinked
+from fusionadvisor.capture.live import check_recorded, unlinked
+from fusionadvisor.capture.profiler import Profiler
 from fusionadvisor.errors import InputError
 from fusionadvisor.flow.graph import FlowGraph
 from fusionadvisor.flow.record import Recording
@@ -160,7 +161,7 @@ class _Watch:
         self._started: float | None = None
         self._seconds: list[float] = []
         self._recording: Recording | None = None
-        self._profiler: Any = None
+        self._profiler: Profiler | None = None
         self._range: Any = None
         self._complete = 0
         self.flow: FlowGraph | None = None
@@ -285,9 +286,7 @@ class _Watch:
         return holder
 
     def _start_profiler(self) -> None:
-        os.environ.setdefault("KINETO_LOG_LEVEL", SILENT)
-        cuda = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
-        self._profiler = profile(activities=[ProfilerActivity.CPU, *cuda], record_shapes=True)
+        self._profiler = Profiler(on_cuda=torch.cuda.is_available())
         self._profiler.start()
 
     def _close_range(self) -> None:
@@ -296,10 +295,9 @@ class _Watch:
         self._complete += 1
 
     def _stop_profiler(self) -> None:
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
+        assert self._profiler is not None
         self._profiler.stop()
-        self._profiler.export_chrome_trace(str(self._path))
+        self._profiler.export(self._path)
         self._profiler = None
         self.profiled = True
 

@@ -1,5 +1,10 @@
 """A live profile: what it records, how it is linked to the data flow, and the latency beside it."""
 
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -11,7 +16,8 @@ from fusionadvisor.capture import live as capture_live
 from fusionadvisor.capture.align import _matches, align
 from fusionadvisor.capture.live import Captured, capture
 from fusionadvisor.errors import EnvironmentUnfitError
-from fusionadvisor.trace.timeline import KERNEL_COLUMNS
+from fusionadvisor.trace import load
+from fusionadvisor.trace.timeline import KERNEL_COLUMNS, Timeline
 from fusionadvisor.workload.program import live
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="these run where CPU ops stand in for kernels")
@@ -139,21 +145,31 @@ def test_aligning_is_stable() -> None:
     assert (again.unlinked, again.kernels) == (0, 5)
 
 
-def test_a_profiler_that_records_nothing_is_the_environments_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch.profiler import schedule as real
-
-    # a schedule that never gets to its active steps
-    monkeypatch.setattr(capture_live, "schedule", lambda **options: real(**{**options, "wait": 1000}))
-    with pytest.raises(EnvironmentUnfitError, match="finished no recording"):
-        captured(steps=2)
-
-
-def test_fewer_steps_than_asked_for_are_not_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch.profiler import schedule as real
-
-    monkeypatch.setattr(capture_live, "schedule", lambda **options: real(**{**options, "active": 1}))
-    with pytest.raises(EnvironmentUnfitError, match="1 of 3 steps"):
+@pytest.mark.parametrize(
+    ("lose", "said"),
+    [
+        (lambda t: replace(t, kernels=t.kernels[:0]), "recorded no work"),
+        (lambda t: replace(t, steps=t.steps[:1]), "1 of 3 steps"),
+    ],
+)
+def test_a_profile_that_lost_something_is_the_environments_fault(
+    lose: Callable[[Timeline], Timeline], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capture_live, "load", lambda path, *, stand_ins: lose(load(path, stand_ins=stand_ins)))
+    with pytest.raises(EnvironmentUnfitError, match=said):
         captured(steps=3)
+
+
+def test_profiling_does_not_load_the_compiler() -> None:
+    code = (
+        "import sys, torch\n"
+        "from fusionadvisor.capture.live import capture\n"
+        "from fusionadvisor.workload.program import live\n"
+        "capture(live(torch.nn.Linear(3, 3), torch.randn(2, 3)), steps=1)\n"
+        "assert 'torch._inductor' not in sys.modules and 'torch._dynamo' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_gradients_added_in_place_outside_the_recording_are_the_same_op() -> None:
