@@ -25,7 +25,8 @@ def analysed(calls: list[Call], **how: int) -> Report:
     advice = run(Facts(line))
     return Report(
         tool=Tool("fusion-advisor", "0"), created="", command="analyze", environment=Environment(gpu=H100),
-        timeline=summarise(line, advice.group_of_kernel), fusion=advice.fusion, findings=advice.findings,
+        timeline=summarise(line, advice.group_of_kernel, advice.bytes_of_kernel), fusion=advice.fusion,
+        findings=advice.findings,
     )  # fmt: skip
 
 

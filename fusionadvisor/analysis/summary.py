@@ -18,12 +18,17 @@ KERNEL_CAP = 20_000
 AGGREGATE_CAP = 200
 
 
-def summarise(timeline: "Timeline", group_of: "npt.NDArray[np.int64] | None" = None) -> TimelineSummary:
+def summarise(
+    timeline: "Timeline",
+    group_of: "npt.NDArray[np.int64] | None" = None,
+    bytes_of: "npt.NDArray[np.int64] | None" = None,
+) -> TimelineSummary:
     """Return what the report says of a timeline.
 
     Args:
         timeline: The tables of one rank.
         group_of: For each kernel's row the number of its group, -1 for none; None where groups were not sought.
+        bytes_of: For each kernel's row what its op reads and writes, -1 where unknown; None where that was not asked.
     """
     steps = [(step.end_ns - step.start_ns) / 1e3 for step in timeline.steps]
     return TimelineSummary(
@@ -40,7 +45,7 @@ def summarise(timeline: "Timeline", group_of: "npt.NDArray[np.int64] | None" = N
         rank=timeline.rank,
         by_kind=_by_kind(timeline.kernels),
         lost=timeline.lost,
-        kernels=_kernel_table(timeline, group_of),
+        kernels=_kernel_table(timeline, group_of, bytes_of),
         aggregates=_aggregates(timeline),
     )
 
@@ -67,7 +72,9 @@ def _by_kind(kernels: "pd.DataFrame") -> tuple[KindSummary, ...]:
     return tuple(sorted(rows, key=lambda row: (-row.gpu_us, row.kind)))
 
 
-def _kernel_table(timeline: "Timeline", group_of: "npt.NDArray[np.int64] | None") -> KernelTable:
+def _kernel_table(
+    timeline: "Timeline", group_of: "npt.NDArray[np.int64] | None", bytes_of: "npt.NDArray[np.int64] | None"
+) -> KernelTable:
     shown = timeline.kernels.iloc[:KERNEL_CAP]
     count = len(shown)
     return KernelTable(
@@ -83,6 +90,7 @@ def _kernel_table(timeline: "Timeline", group_of: "npt.NDArray[np.int64] | None"
         start_us=tuple((shown["start_ns"].to_numpy() / 1e3).tolist()),
         dur_us=tuple((shown["dur_ns"].to_numpy() / 1e3).tolist()),
         group=tuple(group_of[:count].tolist()) if group_of is not None else (-1,) * count,
+        bytes=tuple(bytes_of[:count].tolist()) if bytes_of is not None else (),
         step=tuple(shown["step"].tolist()),
         shapes=_shapes(timeline)[:count],
     )

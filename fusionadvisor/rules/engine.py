@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from fusionadvisor import catalog, units
 from fusionadvisor.analysis import cost
 from fusionadvisor.analysis.facts import Facts
+from fusionadvisor.analysis.groups import describe
 from fusionadvisor.errors import InputError
 from fusionadvisor.report.model import (
     Finding,
@@ -36,7 +37,7 @@ PATTERNS_SHOWN = 4
 
 @dataclass(frozen=True)
 class Advice:
-    """What the rules said. ``group_of_kernel`` has a row of the kernel table's groups, -1 for none."""
+    """What the rules said, and for each row of the kernel table its group and its bytes, -1 for none or unknown."""
 
     findings: tuple[Finding, ...] = ()
     near_misses: tuple[NearMiss, ...] = ()
@@ -45,6 +46,7 @@ class Advice:
     warnings: tuple[Warning, ...] = ()
     fusion: Fusion = field(default_factory=Fusion)
     group_of_kernel: "npt.NDArray[np.int64] | None" = None
+    bytes_of_kernel: "npt.NDArray[np.int64] | None" = None
 
 
 def rules() -> tuple[Rule, ...]:
@@ -85,8 +87,9 @@ def run(facts: Facts, among: Iterable[Rule] | None = None) -> Advice:
     warnings.extend(_unjudged(facts))
     findings = _findings(_credit(proposals, facts), facts)
     return Advice(
-        findings, tuple(misses), tuple(passed), tuple(skipped), tuple(warnings), _fusion(facts), _group_column(facts)
-    )
+        findings, tuple(misses), tuple(passed), tuple(skipped), tuple(warnings), _fusion(facts), _group_column(facts),
+        _bytes_column(facts),
+    )  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -279,6 +282,22 @@ def _group_column(facts: Facts) -> "npt.NDArray[np.int64]":
     column = np.full(len(facts.timeline.kernels), -1, np.int64)
     for group in facts.groups:
         column[list(group.kernels)] = group.index
+    return column
+
+
+def _bytes_column(facts: Facts) -> "npt.NDArray[np.int64]":
+    """What each op reads and writes, at the longest of its kernels; its helpers move none of it."""
+    import numpy as np
+
+    column = np.full(len(facts.timeline.kernels), -1, np.int64)
+    us = facts.timeline.kernels["dur_ns"].to_numpy()
+    for node in facts.nodes:
+        if node.kernels and (node.reads or node.writes):
+            alone = describe(facts.dataflow, (node.index,))
+            # a gather reads of its table about what it returns
+            reads = min(alone.reads, 2 * alone.writes) if node.kind == "index" else alone.reads
+            column[list(node.kernels)] = 0
+            column[max(node.kernels, key=lambda row: us[row])] = reads + alone.writes
     return column
 
 

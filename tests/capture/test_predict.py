@@ -184,7 +184,7 @@ def test_same_versions_same_bytes() -> None:
     def text() -> str:
         predicted = predict(resolve(str(SAMPLES / "train_step.py"), train=True), "h100")
         advice = run(Facts(predicted.timeline, predicted.flow))
-        summary = summarise(predicted.timeline, advice.group_of_kernel)
+        summary = summarise(predicted.timeline, advice.group_of_kernel, advice.bytes_of_kernel)
         findings = [to_dict(f) for f in advice.findings]
         return json.dumps([to_dict(summary), findings, predicted.bytes, to_dict(predicted.kernel_us)])
 

@@ -7,7 +7,7 @@ from fusionadvisor.report.model import Range
 from fusionadvisor.rules import engine
 from fusionadvisor.rules.base import Candidate, Looked, Rule
 from fusionadvisor.trace.timeline import Recording
-from tests.builders import call, timeline
+from tests.builders import T, call, timeline
 from tests.rules.cases import TOK, X, add, batch_norm, conv, idle, layer_norm, linear, relu
 
 
@@ -138,3 +138,23 @@ def test_group_of_kernel_marks_the_groups() -> None:
     advice = engine.run(Facts(timeline([linear(), call("aten::gelu", TOK), add(TOK)])))
     assert advice.group_of_kernel is not None
     assert advice.group_of_kernel.tolist() == [-1, 0, 0]
+
+
+def test_every_op_moves_its_operands_once_at_its_longest_kernel() -> None:
+    rows, table, picked = T((8, 4), "float32"), T((1000, 4), "float32"), T((8,), "int64")
+    line = timeline(
+        [
+            call("aten::add", rows, rows, "1"),  # one tensor read twice or two: shapes cannot tell
+            call("aten::mm", rows, T((4, 2), "float32"), kind="gemm", us=20.0),
+            call("aten::embedding", table, picked, kind="embedding"),
+            call("aten::add", linked=False),
+        ],
+        helpers={1: ("splitKreduce_kernel",)},
+    )
+    moved = engine.run(Facts(line)).bytes_of_kernel
+    assert moved is not None
+    add, gemm, helper, gather, unknown = moved.tolist()
+    assert add in (2 * 128, 3 * 128)
+    assert (gemm, helper) == (128 + 32 + 64, 0)
+    assert gather <= 3 * 8 * 4 * 4  # what it returns, and about as much of the table; not all of it
+    assert unknown == -1
