@@ -19,6 +19,7 @@ MAX_WIDTH = 110
 BAR = 22
 FINDINGS_SHOWN = 12
 KINDS_SHOWN = 8
+REASONS_SHOWN = 6
 
 RECIPE = "recipe.json"
 """A recipe is kept only where another process loaded it and its outputs agreed."""
@@ -235,8 +236,10 @@ def _rest(sheet: Sheet, report: Report) -> None:
             [p.message or titles.get(p.rule, p.rule) for p in report.passed], lead=[("Passed    ", "bold")], indent=10
         )
     if report.not_applicable:
-        reasons = dict.fromkeys(item.reason for item in report.not_applicable)
-        sheet.flow([(reason, "dim") for reason in reasons], lead=[("Skipped   ", "bold")], indent=10)
+        reasons = list(dict.fromkeys(item.reason for item in report.not_applicable))
+        shown = reasons[:REASONS_SHOWN]
+        shown += [f"{len(reasons) - REASONS_SHOWN} more"] if len(reasons) > REASONS_SHOWN else []
+        sheet.flow([(reason, "dim") for reason in shown], lead=[("Skipped   ", "bold")], indent=10)
     for i, miss in enumerate(report.near_misses[:6]):
         place = f" ({labels.source(miss.source)})" if miss.source else ""
         at = f"{miss.module}: " if miss.module and miss.module not in miss.reason else ""
