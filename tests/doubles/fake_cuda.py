@@ -74,7 +74,8 @@ class FakeCuda:
         for name, value in {
             "device": self._on, "stream": self._on, "Stream": FakeStream, "synchronize": self._noted("synchronize"),
             "current_stream": lambda device=None: self.current, "CUDAGraph": self._graph,
-            "graph_pool_handle": lambda: (0, 7),             "is_current_stream_capturing": lambda: CpuGraph.active is not None,
+            "graph_pool_handle": lambda: (0, 7),
+            "is_current_stream_capturing": lambda: CpuGraph.active is not None,
             "get_sync_debug_mode": lambda: self.debug_mode, "set_sync_debug_mode": self._set_debug_mode,
         }.items():  # fmt: skip
             monkeypatch.setattr(torch.cuda, name, value)
