@@ -45,7 +45,8 @@ class CudaGraph(Strategy):
       tensors built from Python data. Each is named with its line.
     - Tensors are made on the CPU in forward, inputs are written in place, shapes or paths depend on data.
     - Forward changes Python state, or a module below has hooks: a graph replays no Python.
-    - Training: sparse gradients, buffers that require grad, a part called twice before its backward.
+    - Training: sparse gradients, buffers that require grad, recomputed activations, a part called twice before its
+      backward.
 
     Double backward through a graphed forward raises. A second forward before the backward of the first runs eagerly.
     Settings of torch (TF32, deterministic algorithms) stay as they were at the capture.
@@ -54,7 +55,13 @@ class CudaGraph(Strategy):
 
     ```
     $ fusion-advisor apply model.py --strategy cudagraph
+    cudagraph   refused: models/decoder.py:88 (decoder.head) reads a value back to the CPU (.item()) during forward;
+                a graph can't wait for it. Keep it on the GPU, or graph decoder.layers only: --site decoder.layers.
+    $ fusion-advisor apply model.py --strategy cudagraph --site decoder.layers
     ```
+
+    In production, `fusionadvisor.strategies.cudagraph.counts(model)` says how often each graphed part was replayed,
+    captured, or run eagerly, and why.
     """
 
     id: ClassVar[str] = "cudagraph"
