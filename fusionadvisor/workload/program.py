@@ -137,6 +137,8 @@ def settle(asked: Workload, assumed: Sequence[str] = ()) -> Workload:
     mode = "as exported, under no_grad" if exported else "eval() under no_grad"
     if program.training:
         mode = "forward, backward and optimizer, in train()"
+    if asked.amp:
+        mode += f", autocast to {asked.amp}"
     training = program.training.assumed if program.training else ()
     workload = replace(program.workload, inputs=program.specs(call), assumed=(*said, *assumed, mode, *training))
     if program.training is None:  # a training step has changed the weights

@@ -489,6 +489,7 @@ def test_batch_and_autocast_are_part_of_the_workload(net: nn.Module) -> None:
     program = build(workload)
     assert [spec.shape for spec in workload.inputs] == [(11, 3)]
     assert program.step(program.call()).dtype is torch.bfloat16
+    assert "eval() under no_grad, autocast to bfloat16" in workload.assumed
     assert program.call(batch=2).args[0].shape == (2, 3)
     assert "no dtype for autocast" in refused("models.py:Net", amp="int8")
 

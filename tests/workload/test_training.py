@@ -167,3 +167,31 @@ def test_a_live_model_trains_with_a_step_of_the_callers() -> None:
     before = model.weight.detach().clone()
     program.step(program.call())
     assert not torch.equal(before, model.weight)
+
+
+def test_accumulating_batches_is_one_step_on_their_mean() -> None:
+    text = "loss_fn = nn.CrossEntropyLoss()\n"
+    text += "def get_optimizer(model):\n    return torch.optim.SGD(model.parameters(), lr=1)\n"
+    Path("user_training.py").write_text(NET + text + BATCH)
+    steps = [build(resolve("user_training.py", train=True, accumulate=n)) for n in (1, 3)]
+    for program in steps:
+        program.step(program.call(1))
+    one, three = (program.model.state_dict() for program in steps)
+    for name, value in one.items():
+        torch.testing.assert_close(value, three[name])
+
+
+def test_accumulating_around_a_whole_step_is_refused() -> None:
+    Path("user_training.py").write_text(NET + STEPS["train_step"] + BATCH)
+    with pytest.raises(InputError, match="makes a whole step"):
+        resolve("user_training.py", train=True, accumulate=2)
+
+
+def test_autocast_surrounds_forward_and_loss() -> None:
+    Path("user_training.py").write_text(NET + STEPS["loss and optimizer"] + BATCH)
+    program = build(resolve("user_training.py", train=True, amp="bf16"))
+    seen: list[torch.dtype] = []
+    program.model.register_forward_hook(lambda module, args, output: seen.append(output.dtype))
+    program.step(program.call())
+    assert seen == [torch.bfloat16]
+    assert program.model.weight.dtype is torch.float32
