@@ -1,10 +1,14 @@
 """Options that several commands share."""
 
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+_run = partial(typer.Option, rich_help_panel="What is run")
+_out = partial(typer.Option, rich_help_panel="What comes out")
 
 
 class Format(StrEnum):
@@ -23,59 +27,55 @@ class TextFormat(StrEnum):
 
 
 FormatOption = Annotated[
-    Format, typer.Option("--format", help="What to print: a report to read, or the report as JSON and nothing else.")
+    Format, _out("--format", help="What to print: a report to read, or the report as JSON and nothing else.")
 ]
-TextFormatOption = Annotated[TextFormat, typer.Option("--format", help="How to print it.")]
-JsonOption = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the report as JSON.")]
+TextFormatOption = Annotated[TextFormat, _out("--format", help="How to print it.")]
+JsonOption = Annotated[Path | None, _out("--json", metavar="FILE", help="Also write the report as JSON.")]
 MarkdownOption = Annotated[
     Path | None,
-    typer.Option(
-        "--markdown", metavar="FILE", help="Also write Markdown; adds to $GITHUB_STEP_SUMMARY if that is FILE."
-    ),
+    _out("--markdown", metavar="FILE", help="Also write Markdown; adds to $GITHUB_STEP_SUMMARY if that is FILE."),
 ]
 HtmlOption = Annotated[
-    Path | None, typer.Option("--html", metavar="FILE", help="Also write one HTML page that needs nothing else.")
+    Path | None, _out("--html", metavar="FILE", help="Also write one HTML page that needs nothing else.")
 ]
 SarifOption = Annotated[
-    Path | None, typer.Option("--sarif", metavar="FILE", help="Also write findings as SARIF, for code scanning.")
+    Path | None, _out("--sarif", metavar="FILE", help="Also write findings as SARIF, for code scanning.")
 ]
 PerfettoOption = Annotated[
     Path | None,
-    typer.Option("--perfetto", metavar="FILE", help="Also write a trace with findings as tracks."),
+    _out("--perfetto", metavar="FILE", help="Also write a trace with findings as tracks."),
 ]
-CsvOption = Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Also write the kernels as a table.")]
+CsvOption = Annotated[Path | None, _out("--csv", metavar="FILE", help="Also write the kernels as a table.")]
 FailOption = Annotated[
     list[str] | None,
-    typer.Option("--fail-on", metavar="EXPR", help='Exit 1 if so: a rule, FA101, or a figure, "kernels>120".'),
+    _out("--fail-on", metavar="EXPR", help='Exit 1 if so: a rule, FA101, or a figure, "kernels>120".'),
 ]
-ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite a file that this tool did not write.")]
+ForceOption = Annotated[bool, _out("--force", help="Overwrite a file that this tool did not write.")]
 EntryOption = Annotated[
-    str | None, typer.Option("--entry", metavar="NAME", help="The model's name in the target, where it holds several.")
+    str | None, _run("--entry", metavar="NAME", help="The model's name in the target, where it holds several.")
 ]
 InputOption = Annotated[
     list[str] | None,
-    typer.Option("--input", metavar="SPEC", help='An input, as "x=float32[8,3,224,224]"; repeat for several.'),
+    _run("--input", metavar="SPEC", help='An input, as "x=float32[8,3,224,224]"; repeat for several.'),
 ]
-TrainOption = Annotated[bool, typer.Option("--train", help="A training step instead of a forward under no_grad.")]
+TrainOption = Annotated[bool, _run("--train", help="A training step instead of a forward under no_grad.")]
 DeviceOption = Annotated[
-    str | None, typer.Option("--device", metavar="NAME", help="cuda or cpu; default: CUDA where there is one.")
+    str | None, _run("--device", metavar="NAME", help="cuda or cpu; default: CUDA where there is one.")
 ]
-SeedOption = Annotated[int, typer.Option("--seed", help="Seed of weights and inputs.")]
-TrustOption = Annotated[bool, typer.Option("--trust", help="Run what a pickled checkpoint asks for while it loads.")]
+SeedOption = Annotated[int, _run("--seed", help="Seed of weights and inputs.")]
+TrustOption = Annotated[bool, _run("--trust", help="Run what a pickled checkpoint asks for while it loads.")]
 ModelOption = Annotated[
     str | None,
-    typer.Option("--model", metavar="FILE.py:NAME", help="For a checkpoint of weights: the model they belong to."),
+    _run("--model", metavar="FILE.py:NAME", help="For a checkpoint of weights: the model they belong to."),
 ]
 ModelArgOption = Annotated[
     list[str] | None,
-    typer.Option("--model-arg", metavar="NAME=VALUE", help="An argument to build the model with; repeat for several."),
+    _run("--model-arg", metavar="NAME=VALUE", help="An argument to build the model with; repeat for several."),
 ]
-BatchOption = Annotated[
-    int | None, typer.Option("--batch", min=1, help="Run at this batch size instead of the inputs' own.")
-]
+BatchOption = Annotated[int | None, _run("--batch", min=1, help="Run at this batch size instead of the inputs' own.")]
 AmpOption = Annotated[
-    str | None, typer.Option("--amp", metavar="DTYPE", help="Run under autocast (mixed precision): bf16 or fp16.")
+    str | None, _run("--amp", metavar="DTYPE", help="Run under autocast (mixed precision): bf16 or fp16.")
 ]
 AccumulateOption = Annotated[
-    int, typer.Option("--accumulate", min=1, help="With --train: batches a step takes its gradients from.")
+    int, _run("--accumulate", min=1, help="With --train: batches a step takes its gradients from.")
 ]
