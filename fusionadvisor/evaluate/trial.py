@@ -101,7 +101,7 @@ def _perform(job: Job, program: Program, tell: Tell) -> Done:
             return Done(verification=saving.load(Path(job.recipe), program.model, calls, run, program.workload.device))
         if job.save is not None:
             tell("saving")
-            candidate, call = _with_steps(program, job.kept), program.call()
+            candidate, call = with_steps(program, job.kept), program.call()
             return Done(
                 files=saving.write(
                     Path(job.save), program.workload, job.kept, program.model, candidate, call,
@@ -116,7 +116,7 @@ def _perform(job: Job, program: Program, tell: Tell) -> Done:
 def _whole(program: Program, job: Job, tell: Tell) -> Done:
     """All kept steps together against the original."""
     tell("verifying the whole")
-    candidate = _with_steps(program, job.kept)
+    candidate = with_steps(program, job.kept)
     verification = _verify(program, candidate)
     if verification.verdict == "diverges":
         return Done(verification=verification)
@@ -137,7 +137,7 @@ class _Trial:
         strategy = strategies.get(self.step.strategy, self.step.parameters)
         attempt = Attempt(strategy.id, "refused", parameters=dict(self.step.parameters))
         self.tell("recording")
-        base = _with_steps(self.program, self.kept)
+        base = with_steps(self.program, self.kept)
         subject = _subject(self.program, base)
         self.tell("planning")
         plan = strategy.plan(subject)
@@ -217,7 +217,8 @@ def _break_even(compile_s: float | None, saved_ms: float) -> int | None:
     return None if compile_s is None or saved_ms <= 0 else round(1e3 * compile_s / saved_ms)
 
 
-def _with_steps(program: Program, steps: tuple[Step, ...]) -> nn.Module:
+def with_steps(program: Program, steps: tuple[Step, ...]) -> nn.Module:
+    """A copy of the program's model with the steps done."""
     work = program.workload
     calls = (program.call(),) if steps else ()
     return recipe.perform(copied(program.model), steps, calls, mode=work.mode, device=work.device)
