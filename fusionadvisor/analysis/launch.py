@@ -87,6 +87,8 @@ def _saving(
         return None, "no kernel was launched on its own"
     if timeline.stand_ins:
         return None, "no GPU here: CPU ops are not launched"
+    if timeline.basis == "predicted":
+        return None, "how fast a CPU launches is not predicted"
     steps = max(1, len(timeline.steps))
     if latency_us is not None:  # the profiler slows the CPU, an unprofiled latency does not know it
         return max(0.0, latency_us * steps - busy - GAP_US * len(queued)), ""

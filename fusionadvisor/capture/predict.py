@@ -139,8 +139,8 @@ def _warnings(source: "Workload | Factory", found: "Stream", gpu: Silicon, uncal
         said.append(f"Ops without a rule count as one kernel each: {many}.")
     if uncalibrated > 0.005:
         said.append(
-            f"{100 * uncalibrated:.0f} % of the predicted time is not calibrated (convolutions, float32 products, "
-            "GPUs other than the H100 SXM): rely on kernels, groups and bytes there."
+            f"{100 * uncalibrated:.0f} % of the predicted time is not calibrated (convolutions, attention, softmax, "
+            "float32 products, GPUs other than the H100 SXM): rely on kernels, groups and bytes there."
         )
     return [Warning("W40", sentence) for sentence in said]
 

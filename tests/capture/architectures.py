@@ -1,11 +1,12 @@
 """Models of many architectures, small, built from their configurations: what predictions are tested on."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+
+from fusionadvisor.capture.predicted.stream import Factory
 
 TOKENS, BATCH = 16, 2
 
@@ -149,11 +150,8 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=1e-4)
 
 
-def factory(name: str) -> Callable[[], nn.Module]:
-    """A function that another process can call to build the model."""
-    return partial(build, name)
-
-
-def batch(name: str, *, training: bool) -> Callable[[], dict[str, torch.Tensor]]:
-    """A function that another process can call for its inputs."""
-    return partial(inputs, name, training)
+def source(name: str, *, training: bool) -> Factory:
+    """What another process needs to build the model and run it."""
+    if training:
+        return Factory(partial(build, name), partial(inputs, name, True), "training", step, adamw)
+    return Factory(partial(build, name), partial(inputs, name, False))

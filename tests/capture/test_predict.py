@@ -21,7 +21,7 @@ from fusionadvisor.report.model import Workload
 from fusionadvisor.rules.engine import run
 from fusionadvisor.trace.timeline import KERNEL_COLUMNS, LAUNCH_COLUMNS, MEMORY_COLUMNS, OP_COLUMNS, SYNC_COLUMNS
 from fusionadvisor.workload.resolve import resolve
-from tests.capture import h100, tiny
+from tests.capture import architectures, h100, tiny
 from tests.capture.worker import predict_all
 from tests.shared import SHARED
 
@@ -76,7 +76,8 @@ def test_kernels_are_those_an_h100_launched(name: str, counted: int) -> None:
     assert len(linked) == counted
     build, inputs = h100.REBUILT[name]
     predicted = predict_model(build, inputs, "h100").timeline.kernels
-    assert Counter(predicted["op"].astype(str)) == Counter(linked["op"].astype(str))
+    for column in ("op", "kind"):
+        assert Counter(predicted[column].astype(str)) == Counter(linked[column].astype(str))
 
 
 @pytest.mark.slow
@@ -88,6 +89,31 @@ def test_detector_is_within_two_percent_of_an_h100() -> None:
     build, inputs = h100.REBUILT["tl_h100_owlv2"]
     predicted = predict_model(build, inputs, "h100").timeline.kernels
     assert abs(h100.OWLV2_CALLS * len(predicted) - len(recorded)) <= 0.02 * len(recorded)
+
+
+@pytest.mark.slow
+def test_architectures_are_predicted_forward_and_training(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    some = ("llama", "mixtral", "gpt2", "bert", "t5", "mamba", "vit", "swin", "resnet", "wav2vec2")
+    sources = {(f"{n} {t}"): (architectures.source(n, training=t), "h100") for n in some for t in (False, True)}
+    predicted = predict_all(sources, tmp_path)
+    assert [w for p in predicted.values() for w in p.warnings if "stand-in for" in w.message] == []
+    for name in some:
+        forward, training = (predicted[f"{name} {t}"].timeline.kernels for t in (False, True))
+        assert 0 < len(forward) < len(training)
+        assert set(training["phase"]) == {"forward", "backward", "optimizer"}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(SHARED is None, reason="the recorded traces are not here")
+def test_times_of_a_trace_that_was_left_out() -> None:
+    from benchmarks import prediction
+
+    found = prediction.leave_one_out()
+    errors = found["all"]["median_abs_error"]
+    assert errors["memory-bound"] <= 0.15
+    assert errors["gemm"] <= 0.12
+    assert all(abs(found[slug]["total_off"]) <= 0.2 for slug in prediction.EAGER)
 
 
 # -- by hand ----------------------------------------------------------------------------------------------------
@@ -178,6 +204,7 @@ def test_tables_have_the_columns_of_a_recording_and_rules_run_on_them() -> None:
     advice = run(Facts(timeline, predicted.flow))
     folded = [f for f in advice.findings if f.rule == "FA101"]
     assert sorted(m for f in folded for m in f.modules) == ["bn1", "bn2"]
+    assert "not predicted" in advice.fusion.launch_bound.reason
 
 
 def test_same_versions_same_bytes() -> None:

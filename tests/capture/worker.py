@@ -20,7 +20,7 @@ def predict_all(sources: dict[str, tuple[Factory, str]], folder: Path) -> dict[s
         [sys.executable, "-c", _START, str(answer), json.dumps(sys.path)],
         input=pickle.dumps(sources),
         check=True,
-        timeout=280,
+        timeout=900,
     )
     found: dict[str, Stream] = pickle.loads(answer.read_bytes())
     return {name: assembled(source, found[name], named(gpu)) for name, (source, gpu) in sources.items()}

@@ -10,12 +10,13 @@ from fusionadvisor.flow.graph import Value
 def flash(call: Call, gpu: Silicon) -> list[Work]:
     """One kernel; when the queries fill too little of the GPU, the keys are split and a second one combines."""
     query, key = call.reads[:2]
-    batch, heads, rows, depth = query.shape
-    blocks = batch * heads * ceil(rows / 64)
-    key_blocks = ceil(key.shape[2] / _KEY_BLOCK[depth > 64, depth > 128])
+    scores = _scores(call, query, key)
+    depth = query.shape[-1]
+    blocks = scores.batch * ceil(scores.m / 64)
+    key_blocks = ceil(scores.n / _KEY_BLOCK[depth > 64, depth > 128])
     parts = 1 if call.number("dropout_p", 0) else _key_splits(blocks, 2 * gpu.multiprocessors, key_blocks)
     op = "aten::_flash_attention_forward"
-    main = Kernel("attention", f"flash_fwd<{query.dtype}>", "attention", call.moved, op, _scores(query, key))
+    main = Kernel("attention", f"flash_fwd<{query.dtype}>", "attention", call.moved, op, scores)
     combine = Kernel("attention", "flash_fwd_splitkv_combine", "reduction", parts * query.touched_bytes, op)
     return [main] if parts == 1 else [main, combine]
 
@@ -24,9 +25,18 @@ _KEY_BLOCK = {(False, False): 256, (True, False): 128, (True, True): 64}
 """Keys a block takes, by whether the head is over 64 and over 128 wide (flash_api.cpp, set_params_splitkv)."""
 
 
-def _scores(query: Value, key: Value) -> Product:
-    batch, heads, rows, depth = query.shape
-    return Product(batch * heads, rows, key.shape[2], 2 * depth, query.itemsize)
+def _scores(call: Call, query: Value, key: Value) -> Product:
+    """Both products of attention as one: each row of queries with each key, twice over the head's width."""
+    heads, rows = (2, 1) if call.name.startswith(("_flash_attention", "_efficient_attention")) else (1, 2)
+    half = query.itemsize == 2
+    return Product(
+        query.shape[0] * query.shape[heads],
+        query.shape[rows],
+        key.shape[rows],
+        2 * query.shape[-1],
+        query.itemsize,
+        half,
+    )
 
 
 def _key_splits(blocks: int, slots: int, key_blocks: int) -> int:
@@ -46,7 +56,7 @@ def _key_splits(blocks: int, slots: int, key_blocks: int) -> int:
 def flash_backward(call: Call, gpu: Silicon) -> list[Work]:
     """Row sums of dO*O, the gradients, a cast of dQ; grouped heads are summed for keys and values."""
     query, key = call.reads[1:3]
-    product = _scores(query, key)
+    product = _scores(call, query, key)
     op = "aten::_flash_attention_backward"
     work: list[Work] = [
         Kernel("attention", "flash_bwd_dot_do_o", "reduction", 2 * query.touched_bytes, op),
@@ -65,7 +75,7 @@ def efficient(call: Call, gpu: Silicon) -> list[Work]:
     query, key = call.reads[1:3] if backward else call.reads[:2]
     op = f"aten::_efficient_attention_{'backward' if backward else 'forward'}"
     label = f"fmha_cutlass{'B' if backward else 'F'}<{query.dtype}>"
-    return [Kernel("attention", label, "attention", call.moved, op, _scores(query, key))]
+    return [Kernel("attention", label, "attention", call.moved, op, _scores(call, query, key))]
 
 
 def fast_encoder(call: Call, gpu: Silicon) -> list[Work]:

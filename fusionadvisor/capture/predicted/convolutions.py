@@ -32,12 +32,12 @@ def _fprop(label: str, source: Value, weight: Value, result: Value, gpu: Silicon
     if not tensor_cores or channels_last(source) or channels_last(weight) or len(source.shape) == 3:
         return [main]
     turned = [
-        Kernel("conv", "nchwToNhwc", "", 2 * v.touched_bytes, "aten::cudnn_convolution")
+        Kernel("layout", "nchwToNhwc", "", 2 * v.touched_bytes, "aten::cudnn_convolution")
         for v in (source, weight)
         if v.shape[1] > 1
     ]
     # with float32 the TF32 kernel itself writes channels first
-    back = [Kernel("conv", "nhwcToNchw", "", 2 * result.touched_bytes, "aten::cudnn_convolution")]
+    back = [Kernel("layout", "nhwcToNchw", "", 2 * result.touched_bytes, "aten::cudnn_convolution")]
     return [*turned, main, *(back if source.dtype in HALVES else [])]
 
 

@@ -10,13 +10,15 @@ SMALL_SORT = 4096
 """Elements of a slice that one block sorts (Sort.cpp, should_use_small_sort)."""
 RADIX_BITS = 8
 """Bits one pass of cub's onesweep radix sort takes (cub agent_radix_sort_onesweep)."""
+SINGLE_TILE = 4096
+"""Items one block sorts at once, about (cub DispatchRadixSort, InvokeSingleTile: 256 threads of 16 to 19 items)."""
 SMALL_EMBEDDING = 3072
 """Up to this many indices the gradient is added up without sorting (Embedding.cu, embedding_dense_backward_cuda)."""
 
 
 def masked_fill(call: Call, gpu: Silicon) -> list[Work]:
     """Clones its input, then fills the clone in place."""
-    return [*copied(call.first, call.first), *steps("index:pointwise")(call, gpu)]
+    return [*copied(call.first, call.first), *steps("elementwise:pointwise")(call, gpu)]
 
 
 def after_copy(*kinds: str) -> Rule:
@@ -30,7 +32,7 @@ def gather_rows(call: Call, gpu: Silicon) -> list[Work]:
     out = call.out
     size = (2 * out.touched_bytes if out else 0) + call.reads[-1].touched_bytes
     op = "aten::index_select" if call.name == "embedding" else ""
-    return [Kernel("embedding" if op else "index", f"index_select<{call.first.dtype}>", "index", size, op)]
+    return [Kernel("index", f"index_select<{call.first.dtype}>", "index", size, op)]
 
 
 def nonzero(call: Call, gpu: Silicon) -> list[Work]:
@@ -61,7 +63,7 @@ def index_put(call: Call, gpu: Silicon) -> list[Work]:
     values = call.reads[-1]
     masks = [v for v in call.reads[1:-1] if v.dtype in ("bool", "uint8")]
     if len(masks) == 1 and len(call.reads) == 3 and values.numel == 1:  # canDispatchToMaskedFill
-        return [*before, Kernel("index", f"masked_fill<{call.first.dtype}>", "pointwise", call.moved)]
+        return [*before, Kernel("elementwise", f"masked_fill<{call.first.dtype}>", "pointwise", call.moved)]
     for mask in masks:
         before += nonzero(Call("nonzero", (mask,)), gpu)
     size = 2 * values.touched_bytes
@@ -69,12 +71,14 @@ def index_put(call: Call, gpu: Silicon) -> list[Work]:
         return [*before, Kernel("index", f"index_put<{call.first.dtype}>", "index", size)]
     linear: list[Work] = [Kernel("elementwise", "linear_index", "pointwise", size) for _ in range(2)]
     keys = max(1, (call.first.numel or 1).bit_length())
-    return [*before, *linear, Kernel("elementwise", "arange", "pointwise", size), *_radix(keys, size),
+    return [*before, *linear, Kernel("elementwise", "arange", "pointwise", size), *_radix(keys, size, values.numel),
             Kernel("index", f"indexing_backward<{call.first.dtype}>", "index", size)]  # fmt: skip
 
 
-def _radix(bits: int, size: int) -> list[Work]:
-    """The onesweep sort of cub: a histogram, its scan, and a pass for every 8 bits of the key."""
+def _radix(bits: int, size: int, items: int) -> list[Work]:
+    """Sorting by cub: one block for few items, else a histogram, its scan, and a pass for every 8 bits of the key."""
+    if items <= SINGLE_TILE:
+        return [Kernel("sort", "RadixSortSingleTile", "index", size)]
     passes = ceil(bits / RADIX_BITS)
     return [Kernel("sort", label, "index", size)
             for label in ("RadixSortHistogram", "RadixSortExclusiveSum", *["RadixSortOnesweep"] * passes)]  # fmt: skip
@@ -88,13 +92,13 @@ def sort(call: Call, gpu: Silicon) -> list[Work]:
         return [*copied(call.first, call.first), Kernel("elementwise", "fill_index", "pointwise", 8 * call.first.numel),
                 Kernel("sort", f"sort_in_place<{call.first.dtype}>", "index", call.moved)]  # fmt: skip
     number = Kernel("elementwise", "fill_reverse_indices", "pointwise", 8 * call.first.numel)
-    return [number, *_radix(8 * call.first.itemsize, call.moved)]
+    return [number, *_radix(8 * call.first.itemsize, call.moved, call.first.numel)]
 
 
 def topk(call: Call, gpu: Silicon) -> list[Work]:
     """One gather by radix select; several results are then sorted."""
     gather = Kernel("sort", f"gatherTopK<{call.first.dtype}>", "index", call.first.touched_bytes)
-    if call.number("k", 2) <= 1:
+    if call.number("k", 2) <= 1 or call.arguments.get("sorted") is False:
         return [gather]
     out = call.out
     return [gather, Kernel("sort", "sort_in_place", "index", 2 * out.touched_bytes if out else 0)]
@@ -119,7 +123,8 @@ def embedding_backward(call: Call, gpu: Silicon) -> list[Work]:
     labels = ("UniqueByKeyInit", "UniqueByKey", "partials_per_segment", "DeviceScanInit", "DeviceScan",
               "partial_segment_offset", "compute_grad_weight", "sum_and_scatter")  # fmt: skip
     return [
-        Kernel("elementwise", "arange", "pointwise", 8 * indices.numel), *_radix(rows.bit_length(), 16 * indices.numel),
+        Kernel("elementwise", "arange", "pointwise", 8 * indices.numel),
+        *_radix(rows.bit_length(), 16 * indices.numel, indices.numel),
         *zero,
         *(Kernel("embedding", label, "index", size if "grad" in label else 16 * indices.numel) for label in labels),
     ]  # fmt: skip
@@ -127,7 +132,7 @@ def embedding_backward(call: Call, gpu: Silicon) -> list[Work]:
 
 TABLE = (
     Entry("masked_fill", masked_fill, "clone, then masked_fill_ (TensorAdvancedIndexing.cpp)"),
-    Entry("masked_fill_ masked_scatter_", steps("index:pointwise"), "one elementwise kernel (IndexKernel.cu)"),
+    Entry("masked_fill_ masked_scatter_", steps("elementwise:pointwise"), "one elementwise kernel (IndexKernel.cu)"),
     Entry("embedding index_select", gather_rows, "index_select, one kernel (Indexing.cu, indexSelect*Index)"),
     Entry(
         "embedding_dense_backward", embedding_backward, "see SMALL_EMBEDDING (Embedding.cu, EmbeddingBackwardKernel.cu)"
@@ -177,7 +182,7 @@ TABLE = (
     Entry(
         "_unique2 unique_dim unique_consecutive",
         lambda c, g: [
-            *_radix(8 * c.first.itemsize, c.moved),
+            *_radix(8 * c.first.itemsize, c.moved, c.first.numel),
             *steps("sort", "sort", "sort")(c, g),
             Transfer("DtoH", 8, sync=True),
         ],

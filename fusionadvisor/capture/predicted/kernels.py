@@ -89,6 +89,8 @@ class Product:
     itemsize: int = 2
     tensor_cores: bool = True
     leading: tuple[int, ...] = ()
+    split_k: bool = False
+    """Parts of K are computed apart and added up."""
 
     @property
     def flops(self) -> float:

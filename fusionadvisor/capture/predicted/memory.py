@@ -17,13 +17,18 @@ def on_gpu(value: Value) -> bool:
     return not value.device.startswith(("cpu", "meta"))
 
 
+_VECTOR_CASTS = {("float32", "bfloat16"), ("float32", "float16")}
+
+
 def copied(source: Value, target: Value) -> list[Work]:
     """One copy: the copy engine between devices and for equal layouts, else a kernel that casts or re-lays."""
     size = source.touched_bytes + target.touched_bytes
     if on_gpu(source) != on_gpu(target):
         return [Transfer("HtoD" if on_gpu(target) else "DtoH", target.touched_bytes, sync=True)]
     if source.dtype != target.dtype:
-        pace = "cast" if alike(source, target) else "strided"
+        # to half precision runs a kernel of its own, which loads several elements at once (Copy.cu, *_copy_kernel_cuda)
+        flat = "pointwise" if (source.dtype, target.dtype) in _VECTOR_CASTS else "cast"
+        pace = flat if alike(source, target) else "strided"
         return [Kernel("cast", f"copy<{source.dtype}, {target.dtype}>", pace, size, "aten::copy_")]
     if alike(source, target):
         return [Transfer("DtoD", target.touched_bytes)]

@@ -98,7 +98,7 @@ def group_norm_backward(call: Call, gpu: Silicon) -> list[Work]:
 def softmax(call: Call, gpu: Silicon) -> list[Work]:
     """One kernel, a warp or a block a row."""
     dims = call.dims()
-    row = call.first.shape[dims[0]] if dims else 1
+    row = call.first.shape[dims[0] if dims else -1] if call.first.shape else 1
     pace = "softmax" if row <= 1024 else "softmax_long"
     return [Kernel("softmax", f"{call.name.strip('_')}<{call.first.dtype}>", pace, call.moved, row=row)]
 

@@ -1,5 +1,6 @@
 """Matrix products: what cuBLAS launches for them."""
 
+from dataclasses import replace
 from math import ceil
 
 from fusionadvisor.capture.predicted.gpus import Silicon
@@ -10,8 +11,10 @@ from fusionadvisor.flow.graph import Value
 HALVES = frozenset({"float16", "bfloat16"})
 LT_DTYPES = frozenset({"float64", "float32", *HALVES})
 
-SPLIT_K_MIN = 1000
-"""Split-K was seen from here on in traces of V100, A100 and H100 (K = 1000, 2048, 3072), not at 768 and below."""
+SPLIT_K_MIN, SPLIT_K_MIN_HOPPER = 512, 1000
+"""Split-K was seen from these K on in traces: at 512 on V100 and A100, at 3072 and not at 768 on H100."""
+SMALL_ROWS = 16
+"""Up to so many rows times one column cuBLAS runs as a batch of dot products (V100 trace)."""
 COUNTER_BYTES = 4
 """Workspace that Hopper's persistent kernels zero first: one tile counter (H100 traces)."""
 
@@ -41,14 +44,16 @@ def multiply(product: Product, dtype: str, gpu: Silicon, *, op: str = "", extra:
     """The kernels of one product, ``extra`` bytes of operands besides its three matrices."""
     b, m, n, k = product.batch, product.m, product.n, product.k
     size = b * (m * k + k * n + m * n) * product.itemsize + extra
-    if b == 1 and m == 1 and n == 1:  # cuBLAS calls dot: partial sums, then one block
+    if b == 1 and n == 1 and (m == 1 or (m <= SMALL_ROWS and dtype == "float32")):  # partial sums, then one block
         partial = Kernel("gemm", f"dot<{dtype}>", "index", size, op)
         return [partial, Kernel("gemm", f"dot_reduce<{dtype}>", "reduction", 4096, op)]
     if m == 1 or n == 1:
         return [Kernel("gemm", f"gemv<{dtype}>", "gemv", size, op, product)]
     few = tiles(product, 64, 64) * 2 <= gpu.multiprocessors
-    if b == 1 and few and k >= SPLIT_K_MIN:
+    longest = SPLIT_K_MIN if gpu.capability < (9, 0) else SPLIT_K_MIN_HOPPER
+    if b == 1 and few and k >= longest:
         label = f"gemm_splitk<{dtype}>"
+        product = replace(product, split_k=True)
         if dtype not in HALVES and gpu.capability >= (8, 0):  # recent cuBLAS adds float32 parts up in the output
             return [Kernel("gemm", label, "gemm", size, op, product, memset=m * n * product.itemsize)]
         reduce = Kernel("gemm", f"splitk_reduce<{dtype}>", "reduction", 5 * m * n * product.itemsize, op)
@@ -105,7 +110,7 @@ def _into_result(value: Value, call: Call) -> list[Work]:
     if alike(value, result):
         return copied(value, result)
     size = value.touched_bytes + result.touched_bytes
-    return [Kernel("copy", f"copy<{result.dtype}>", "strided", size, "aten::copy_")]
+    return [Kernel("layout", f"copy<{result.dtype}>", "strided", size, "aten::copy_")]
 
 
 def vector(call: Call, gpu: Silicon) -> list[Work]:
