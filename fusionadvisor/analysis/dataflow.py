@@ -1,7 +1,6 @@
 """Dataflow: the nodes of a timeline and what feeds what, proven by a FlowGraph or assumed from shapes."""
 
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -9,9 +8,12 @@ from typing import TYPE_CHECKING, Any
 from fusionadvisor.analysis.infer import Signature, signature
 from fusionadvisor.analysis.nodes import Flow, Node, Tensor, kind_of, normal
 from fusionadvisor.analysis.pool import NO_READS, Pool, Reads
+from fusionadvisor.analysis.repeats import repeats
 from fusionadvisor.flow.graph import FlowGraph, Op
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import pandas as pd
 
     from fusionadvisor.trace.timeline import Timeline
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Dataflow:
-    """Nodes in order of time, with the edges between them."""
+    """Nodes in order of time, with the edges between them. Equal steps are there once; see :attr:`Node.repeats`."""
 
     nodes: tuple[Node, ...]
     flow: Flow
@@ -63,8 +65,12 @@ class Dataflow:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """The kernel table as plain lists: a rule looks at single kernels, for which a DataFrame is slow."""
+    """The kernels of one step and those equal to it as plain lists: a rule looks at single kernels.
 
+    ``table`` has a row a step and a column a kernel; ``us`` is the mean over the steps, the rest the first step's.
+    """
+
+    table: "npt.NDArray[np.int64]"
     us: list[float]
     kind: list[str]
     op: list[str]
@@ -72,21 +78,23 @@ class _Rows:
     module: list[str]
     source: list[str]
     phase: list[str]
-    step: list[int]
+    step: int
     flow_op: list[int]
     lane: list[tuple[int, int]]
     graphed: list[bool]
 
     @staticmethod
-    def of(kernels: "pd.DataFrame") -> "_Rows":
+    def of(kernels: "pd.DataFrame", table: "npt.NDArray[np.int64]") -> "_Rows":
+        part = kernels.iloc[table[0]]
+
         def text(column: str) -> list[str]:
-            return [str(v) for v in kernels[column].astype(object).tolist()]
+            return [str(v) for v in part[column].astype(object).tolist()]
 
         return _Rows(
-            (kernels["dur_ns"].to_numpy() / 1e3).tolist(), text("kind"), text("op"), kernels["op_id"].tolist(),
-            text("module"), text("source"), text("phase"), kernels["step"].tolist(), kernels["flow_op"].tolist(),
-            list(zip(kernels["device"].tolist(), kernels["stream"].tolist(), strict=True)),
-            (kernels["graph_id"].to_numpy() >= 0).tolist(),
+            table, (kernels["dur_ns"].to_numpy()[table].mean(axis=0) / 1e3).tolist(), text("kind"), text("op"),
+            part["op_id"].tolist(), text("module"), text("source"), text("phase"), int(part["step"].iloc[0]),
+            part["flow_op"].tolist(), list(zip(part["device"].tolist(), part["stream"].tolist(), strict=True)),
+            (part["graph_id"].to_numpy() >= 0).tolist(),
         )  # fmt: skip
 
 
@@ -98,12 +106,16 @@ HELPER = Signature("convert_layout", False, (), ())
 
 def build(timeline: "Timeline", flow: FlowGraph | None = None) -> Dataflow:
     """Return the nodes of a timeline. With a FlowGraph, kernels that name one of its ops get its proven flow."""
-    rows = _Rows.of(timeline.kernels)
-    batches = _batches(rows, use_flow=flow is not None)
     ancestry = _Ancestry(timeline.ops)
-    if flow is not None and any(op >= 0 for op in rows.flow_op):
-        return _proven(rows, batches, ancestry, flow)
-    return _assumed(rows, batches, ancestry, timeline.ops)
+    nodes: list[Node] = []
+    proven = flow is not None and bool((timeline.kernels["flow_op"].to_numpy() >= 0).any())
+    for table in repeats(timeline.kernels, timeline.ops):
+        rows = _Rows.of(timeline.kernels, table)
+        if proven and flow is not None:
+            _add_proven(nodes, rows, ancestry, flow)
+        else:
+            _add_assumed(nodes, rows, ancestry)
+    return Dataflow(tuple(nodes), "proven" if proven else "assumed", proven or any(n.reads for n in nodes))
 
 
 def _batches(rows: _Rows, *, use_flow: bool) -> list[list[int]]:
@@ -111,7 +123,7 @@ def _batches(rows: _Rows, *, use_flow: bool) -> list[list[int]]:
     found: dict[tuple[int, ...], list[int]] = {}
     for i, op_id in enumerate(rows.op_id):
         if use_flow and rows.flow_op[i] >= 0:
-            key: tuple[int, ...] = (0, rows.step[i], rows.flow_op[i])
+            key: tuple[int, ...] = (0, rows.flow_op[i])
         else:
             key = (1, op_id) if op_id >= 0 else (2, i)
         found.setdefault(key, []).append(i)
@@ -131,16 +143,24 @@ class _Ancestry:
 
     def __init__(self, ops: "pd.DataFrame") -> None:
         self._parent: list[int] = ops["parent"].tolist()
+        self._columns: list[list[Any]] = [ops[c].tolist() for c in ("shapes", "dtypes", "strides", "concrete")]
+        self._signatures: dict[tuple[Any, ...], Signature] = {}
         names = ops["name"]
         self._names: list[Any] = names.astype(object).tolist()
         self._known: dict[int, str] = {}
 
-    def name(self, op_id: int) -> str:
-        """The op's own name as recorded."""
-        return str(self._names[op_id])
+    def signature(self, op_id: int) -> Signature:
+        """The operands of an op, the same object for equal ones."""
+        at = self._worker(op_id)
+        key = (str(self._names[at]), self.outer(op_id), *(c[at] for c in self._columns))
+        found = self._signatures.get(key)
+        if found is None:
+            found = self._signatures[key] = signature(key[0], key[2], key[3], key[4], key[5], key[1])
+        return found
 
-    def worker(self, op_id: int, shapes: list[Any]) -> int:
+    def _worker(self, op_id: int) -> int:
         """The op that did the work: on the CPU, the copy of a scalar inside an op stands for that op."""
+        shapes = self._columns[0]
         if shapes[op_id] is None or any(shapes[op_id]):
             return op_id
         at = self._parent[op_id]
@@ -167,30 +187,18 @@ class _Ancestry:
         return self._known[op_id]
 
 
-def _assumed(rows: _Rows, batches: list[list[int]], ancestry: _Ancestry, ops: "pd.DataFrame") -> Dataflow:
-    columns = [ops[c].tolist() for c in ("shapes", "dtypes", "strides", "concrete")]
-    known: dict[tuple[Any, ...], Signature] = {}
-    pools: dict[int, Pool] = defaultdict(Pool)
-    nodes: list[Node] = []
-    shaped = False
-    for batch in batches:
-        row = batch[0]
-        op_id = rows.op_id[row]
+def _add_assumed(nodes: list[Node], rows: _Rows, ancestry: _Ancestry) -> None:
+    pool, last = Pool(), -1
+    for batch in _batches(rows, use_flow=False):
+        op_id = rows.op_id[batch[0]]
         outer = ancestry.outer(op_id)
-        if nodes and op_id >= 0 and op_id == rows.op_id[nodes[-1].kernels[0]]:
+        if op_id >= 0 and op_id == last:
             nodes.append(_node(len(nodes), rows, batch, HELPER, NO_READS, outer))
             continue
-        if op_id >= 0:
-            at = ancestry.worker(op_id, columns[0])
-            key = (ancestry.name(at), outer, *(c[at] for c in columns))
-            found = known.get(key)
-            if found is None:
-                found = known[key] = signature(key[0], key[2], key[3], key[4], key[5], outer)
-            shaped = shaped or bool(found.reads)
-        else:
-            found = Signature(normal(rows.op[row])[0], False, (), ())
-        nodes.append(_node(len(nodes), rows, batch, found, pools[rows.step[row]].take(found, len(nodes)), outer))
-    return Dataflow(tuple(nodes), "assumed", shaped)
+        last = op_id
+        bare = normal(rows.op[batch[0]])[0]
+        found = ancestry.signature(op_id) if op_id >= 0 else Signature(bare, False, (), ())
+        nodes.append(_node(len(nodes), rows, batch, found, pool.take(found, len(nodes)), outer))
 
 
 def _node(
@@ -206,41 +214,41 @@ def _node(
     row = batch[0]
     kind = kind_of(found.op, {rows.kind[i] for i in batch}, found.reads, found.writes)
     return Node(
-        index=index, op=found.op, kind=kind, kernels=tuple(batch), us=sum(rows.us[i] for i in batch),
+        index=index, op=found.op, kind=kind, kernels=tuple(rows.table[:, batch].ravel().tolist()),
+        us=sum(rows.us[i] for i in batch), repeats=len(rows.table),
         reads=found.reads, writes=found.writes, sources=matched.sources, slots=matched.slots, inputs=matched.inputs,
         inplace=found.inplace, outer=outer,
         arguments=found.arguments, module=rows.module[row], source=rows.source[row], phase=rows.phase[row],
-        step=rows.step[row], lane=rows.lane[row], graphed=rows.graphed[row], escapes=escapes,
+        step=rows.step, lane=rows.lane[row], graphed=rows.graphed[row], escapes=escapes,
         flow_op=rows.flow_op[row],
     )  # fmt: skip
 
 
-def _proven(rows: _Rows, batches: list[list[int]], ancestry: _Ancestry, flow: FlowGraph) -> Dataflow:
+def _add_proven(nodes: list[Node], rows: _Rows, ancestry: _Ancestry, flow: FlowGraph) -> None:
     roots = _Roots(flow)
-    made: dict[tuple[int, int], int] = {}
-    nodes: list[Node] = []
-    for batch in batches:
+    made: dict[int, int] = {}
+    for batch in _batches(rows, use_flow=True):
         row = batch[0]
-        step, at = rows.step[row], rows.flow_op[row]
+        at = rows.flow_op[row]
         outer = ancestry.outer(rows.op_id[row])
-        if nodes and at >= 0 and (step, at) in made:
+        if at in made:
             nodes.append(_node(len(nodes), rows, batch, HELPER, NO_READS, outer))
             continue
         if not 0 <= at < len(flow.ops):
-            name = normal(rows.op[row])[0]
-            nodes.append(_node(len(nodes), rows, batch, Signature(name, False, (), ()), NO_READS, outer))
+            bare = Signature(normal(rows.op[row])[0], False, (), ())
+            nodes.append(_node(len(nodes), rows, batch, bare, NO_READS, outer))
             continue
         op = flow.ops[at]
         values = [roots.of(v) for v in op.reads]
         makers = [flow.producer(v) for v in values]
-        sources = tuple(-1 if p is None else made.get((step, p.index), -1) for p in makers)
-        slots = tuple(0 if p is None else p.writes.index(v) for p, v in zip(makers, values, strict=True))
+        matched = Reads(
+            tuple(-1 if p is None else made.get(p.index, -1) for p in makers),
+            tuple(0 if p is None else p.writes.index(v) for p, v in zip(makers, values, strict=True)),
+            tuple(roots.identity(v) for v in op.reads),
+        )
         escapes = any(flow.escapes(v) for v in op.writes)
-        inputs = tuple(roots.identity(v) for v in op.reads)
-        matched = Reads(sources, slots, inputs)
         nodes.append(_node(len(nodes), rows, batch, _recorded(op, flow), matched, outer, escapes=escapes))
-        made[step, at] = len(nodes) - 1
-    return Dataflow(tuple(nodes), "proven")
+        made[at] = len(nodes) - 1
 
 
 class _Roots:
@@ -280,8 +288,3 @@ def _recorded(op: Op, flow: FlowGraph) -> Signature:
 def _tensor(flow: FlowGraph, value: int) -> Tensor:
     found = flow.values[value]
     return Tensor(found.shape, found.dtype, found.strides, found.itemsize)
-
-
-def in_step(nodes: tuple[Node, ...], step: int) -> Iterator[Node]:
-    """The nodes of one step."""
-    return (n for n in nodes if n.step == step)

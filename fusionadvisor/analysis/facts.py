@@ -42,7 +42,7 @@ class Facts:
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """The nodes of all steps, in order of time."""
+        """The nodes of the steps, in order of time; equal steps once."""
         return self.dataflow.nodes
 
     @cached_property
@@ -116,8 +116,8 @@ class Facts:
         return self.dataflow.flow == "proven"
 
     def of_kind(self, *kinds: str) -> list[Node]:
-        """The nodes of these kinds in a step that were launched one by one."""
-        return [n for n in self.nodes if n.kind in kinds and not n.graphed and n.step >= 0]
+        """The nodes of these kinds that were launched one by one."""
+        return [n for n in self.nodes if n.kind in kinds and not n.graphed]
 
     def bound(self, nodes: tuple[int, ...]) -> Range:
         """Return what one kernel in place of these nodes' kernels would save, all of them together."""

@@ -38,8 +38,8 @@ class Group:
     Args:
         index: Position in the list of groups.
         nodes: Indices into ``Dataflow.nodes``, in order of time.
-        kernels: Rows of the kernel table.
-        us: Sum of the kernels' durations.
+        kernels: Rows of the kernel table, of all equal steps.
+        us: Sum of the durations of one step's kernels.
         longest_us: The longest node's share of it.
         reads: Bytes it must read from outside.
         writes: Bytes somebody outside needs.
@@ -117,11 +117,11 @@ def groups(flow: Dataflow) -> tuple[Group, ...]:
     _connect(flow, union)
     members: dict[int, list[int]] = {}
     for node in flow.nodes:
-        if node.kind in FUSIBLE and node.step >= 0:
+        if node.kind in FUSIBLE:
             members.setdefault(union.find(node.index), []).append(node.index)
     found: list[Group] = []
     for nodes in members.values():
-        if sum(len(flow.nodes[i].kernels) for i in nodes) >= 2 and len(nodes) >= 2:
+        if len(nodes) >= 2:
             found.append(describe(flow, tuple(nodes), len(found)))
     return tuple(found)
 
@@ -140,7 +140,7 @@ def _connect(flow: Dataflow, union: _Union) -> None:
     sighted: dict[tuple[int, int], tuple[int, int]] = {}
     for node in flow.nodes:
         sources = [flow.nodes[s] for s in dict.fromkeys(node.sources) if s >= 0]
-        fusible = node.kind in FUSIBLE and not node.graphed and node.step >= 0 and node.outer != ACCUMULATE
+        fusible = node.kind in FUSIBLE and not node.graphed and node.outer != ACCUMULATE
         own = _axes(node)
         friends = [s for s in sources if fusible and _may_join(s, node, axes.get(union.find(s.index)), own)]
         level[node.index] = max((level[s.index] + (s not in friends) for s in sources), default=0)

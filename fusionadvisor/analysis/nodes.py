@@ -47,8 +47,9 @@ class Node:
         kind: ``pointwise``, ``cast``, ``layout``, ``copy``, ``fill``, ``reduction``, ``norm``, ``softmax``, ``cat``,
             ``rng``, ``index``, ``gemm``, ``conv``, ``helper`` (a convolution's own layout conversion), ``attention``,
             ``fused``, ``sync``, or ``other``.
-        kernels: Rows of ``Timeline.kernels``.
-        us: Sum of their durations in µs.
+        kernels: Rows of ``Timeline.kernels``, of all equal steps, step by step.
+        repeats: How many equal steps that is.
+        us: Sum of the durations in µs of one step's kernels, the mean over these steps.
         reads: Its tensor arguments; empty where the recording has no shapes.
         writes: Its results.
         sources: For each of ``reads``, the node that made it, -1 where it came from outside or is not known.
@@ -66,6 +67,7 @@ class Node:
     kind: str
     kernels: tuple[int, ...]
     us: float
+    repeats: int = 1
     reads: tuple[Tensor, ...] = ()
     writes: tuple[Tensor, ...] = ()
     sources: tuple[int, ...] = ()
@@ -83,6 +85,11 @@ class Node:
     graphed: bool = False
     escapes: bool = False
     flow_op: int = -1
+
+    @property
+    def first(self) -> tuple[int, ...]:
+        """The kernels of the first of its steps."""
+        return self.kernels[: len(self.kernels) // self.repeats]
 
     @property
     def out(self) -> Tensor | None:

@@ -219,8 +219,10 @@ def _collapse(group: list[_Proposal], facts: Facts) -> Finding:
     entry = _entry(rule)
     nodes = sorted({n for p in group for n in p.candidate.nodes})
     shown = sorted({n for p in group for n in (*p.candidate.nodes, *p.candidate.beside)})
-    us = sum(facts.nodes[n].us for n in nodes)
-    gpu = cost.scale(cost.total([cost.scale(p.candidate.saving, p.share) for p in group]), 1 / facts.steps)
+    us = sum(facts.nodes[n].us * facts.nodes[n].repeats for n in nodes)
+    times = [_repeats(p.candidate, facts) for p in group]
+    parts = [cost.scale(p.candidate.saving, p.share * n) for p, n in zip(group, times, strict=True)]
+    gpu = cost.scale(cost.total(parts), 1 / facts.steps)
     own = [p.candidate.step_us for p in group if p.candidate.step_us is not None]
     step = cost.scale(cost.total(own), 1 / facts.steps) if own else _step_saving(gpu, facts)
     places = [_place(p.candidate) for p in group]
@@ -230,13 +232,19 @@ def _collapse(group: list[_Proposal], facts: Facts) -> Finding:
     return Finding(
         id="", rule=rule.id, title=first.title or entry.title, module=places[0][0] or next(iter(modules), ""),
         saving=Saving(gpu, step), source=places[0][1],
-        modules=tuple(modules)[:MODULES_SHOWN], instances=max(1, round(len(group) / facts.steps)),
+        modules=tuple(modules)[:MODULES_SHOWN], instances=max(1, round(sum(times) / facts.steps)),
         kernels=tuple(k for n in shown for k in facts.nodes[n].kernels), kernel_us=us / facts.steps,
         share=us / facts.kernel_us if facts.kernel_us else 0.0, flow=facts.dataflow.flow,
         evidence=_evidence(group, facts), remedies=first.remedies if first.remedies is not None else entry.remedies,
         snippet=rule.snippet([p.candidate for p in group], facts), url=entry.url,
         footnote=first.note or (bool(nodes) and too_little),
     )  # fmt: skip
+
+
+def _repeats(candidate: Candidate, facts: Facts) -> int:
+    """How many equal steps a candidate stands for; one without nodes speaks of the whole recording."""
+    nodes = candidate.nodes or candidate.beside
+    return facts.nodes[nodes[0]].repeats if nodes else 1
 
 
 def _place(candidate: Candidate) -> tuple[str, Source | None]:
@@ -281,7 +289,9 @@ def _group_column(facts: Facts) -> "npt.NDArray[np.int64]":
 
     column = np.full(len(facts.timeline.kernels), -1, np.int64)
     for group in facts.groups:
-        column[list(group.kernels)] = group.index
+        for node in (facts.nodes[i] for i in group.nodes):
+            table = np.array(node.kernels).reshape(node.repeats, -1)
+            column[table] = group.index + len(facts.groups) * np.arange(node.repeats)[:, None]
     return column
 
 
@@ -308,10 +318,12 @@ def _fusion(facts: Facts) -> Fusion:
     graphed = facts.timeline.kernels["graph_id"].to_numpy() >= 0
     launch = facts.launch
     share = None if launch.saving_us is None or not facts.step_us else launch.saving_us / facts.steps / facts.step_us
+    times = [facts.nodes[g.nodes[0]].repeats for g in facts.groups]
+    unfused = sum(g.internal * n for g, n in zip(facts.groups, times, strict=True))
     return Fusion(
-        groups=round(len(facts.groups) / facts.steps),
-        unfused_us=sum(g.us for g in facts.groups) / facts.steps,
-        unfused_bytes=round(sum(g.internal for g in facts.groups) / facts.steps) if facts.dataflow.shaped else None,
+        groups=round(sum(times) / facts.steps),
+        unfused_us=sum(g.us * n for g, n in zip(facts.groups, times, strict=True)) / facts.steps,
+        unfused_bytes=round(unfused / facts.steps) if facts.dataflow.shaped else None,
         fused_share=float(us[fused].sum()) / total,
         graphed_share=float(us[graphed].sum()) / total,
         launch_bound=LaunchBound(

@@ -34,7 +34,7 @@ def gemm_floor_us(facts: Facts, gemms: Sequence[Node], traffic: int) -> float:
     names = facts.timeline.kernels["name"]
     if not single:
         rate = TILE_EFFICIENCY * facts.gpu.tensor_tflops
-    elif any("tf32" in str(names.iloc[k]) for n in gemms for k in n.kernels):
+    elif any("tf32" in str(names.iloc[k]) for n in gemms for k in n.first):
         rate = TILE_EFFICIENCY * facts.gpu.tensor_tflops / 2
     else:
         rate = facts.gpu.fp32_tflops

@@ -205,13 +205,15 @@ class TinyKernelStorm(Rule):
 
     def look(self, facts: Facts) -> Looked:
         """Match long stretches of short kernels."""
-        node_of = {k: n for n in facts.nodes for k in n.kernels}
+        node_of = {k: n for n in facts.nodes for k in n.first}
         candidates = []
         for stretch in facts.stretches:
+            if stretch.kernels[0] not in node_of:  # outside all steps, or in a step equal to an earlier one
+                continue
             members = list(dict.fromkeys(node_of[k].index for k in stretch.kernels))
             nodes = [facts.nodes[i] for i in members]
             mean = stretch.us / len(stretch.kernels)
-            if stretch.step < 0 or len(stretch.kernels) < STORM or mean >= TINY_US or nodes[0].phase == "optimizer":
+            if len(stretch.kernels) < STORM or mean >= TINY_US or nodes[0].phase == "optimizer":
                 continue
             said = f"{len(stretch.kernels)} kernels in a row, {mean:.1f} µs each."
             high = sum(n.us for n in nodes) - max(n.us for n in nodes)
@@ -269,7 +271,7 @@ class FallenBack(Rule):
             )
             candidates.append(Candidate((), NOTHING, "recompiled", step_us=NOTHING, evidence=(said,)))
         outside = self._outside(facts)
-        us = sum(n.us for n in outside)
+        us = sum(n.us * n.repeats for n in outside)
         if us > EAGER_SHARE * facts.kernel_us:
             said = (
                 f"{units.percent(us / facts.kernel_us)} of kernel time ran outside the {len(again)} compiled regions, "
@@ -293,7 +295,7 @@ class FallenBack(Rule):
         found = []
         for node in facts.nodes:
             at = op_ids[node.kernels[0]]
-            if at < 0 or node.step < 0 or node.phase in ("optimizer", "backward") or node.graphed:
+            if at < 0 or node.phase in ("optimizer", "backward") or node.graphed:
                 continue
             while at >= 0 and not compiled[at]:
                 at = parents[at]

@@ -123,7 +123,7 @@ class LayoutConversion(Rule):
             return Looked(skipped="no convolution ran")
         notes = Notes()
         for node in facts.nodes:
-            if node.step < 0 or node.graphed:
+            if node.graphed:
                 continue
             if node.kind == "helper":
                 pattern, said = "conversions inside convolutions", "A convolution converts the layout of its operands."

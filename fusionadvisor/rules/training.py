@@ -52,7 +52,7 @@ class ForLoopOptimizer(Rule):
         notes = Notes()
         jobs: dict[tuple[int, str], list[Node]] = defaultdict(list)
         for node in facts.nodes:
-            if node.step >= 0 and not node.graphed and (job := self._job(node)):
+            if not node.graphed and (job := self._job(node)):
                 jobs[node.step, job].append(node)
         stretch_of = {k: len(s.kernels) for s in facts.stretches for k in s.kernels}
         for (_, job), nodes in jobs.items():
@@ -82,7 +82,7 @@ class ForLoopOptimizer(Rule):
 
     def _candidate(self, facts: Facts, job: str, nodes: list[Node], run: int) -> Candidate:
         indices = tuple(n.index for n in nodes)
-        kernels = sum(len(n.kernels) for n in nodes)
+        kernels = sum(len(n.first) for n in nodes)
         us = sum(n.us for n in nodes)
         said = (
             f"{units.plural(kernels, 'kernel')} of {units.time_us(us / kernels)} on average.",

@@ -193,3 +193,22 @@ def test_savings_are_additive_over_steps(calls: list[Call]) -> None:
     for a, b in zip(one.findings, two.findings, strict=True):
         assert b.kernel_us == pytest.approx(a.kernel_us)
         assert b.saving.gpu_us.high == pytest.approx(a.saving.gpu_us.high)
+
+
+def test_equal_steps_are_analysed_once() -> None:
+    """Steps of 10 and 14 µs a kernel, the same ops: one node each, of 12 µs; a step with another op stands alone."""
+    steps = [replace(call("aten::relu", X, us=us), step=i) for i, us in enumerate((10.0, 14.0))]
+    steps.append(call("aten::exp", X, us=9.0, step=2))
+    facts = Facts(timeline(steps))
+    assert [(n.op, n.us, n.repeats, n.kernels) for n in facts.nodes] == [
+        ("relu", pytest.approx(12.0), 2, (0, 1)),
+        ("exp", pytest.approx(9.0), 1, (2,)),
+    ]
+
+
+def test_groups_of_equal_steps_are_told_apart_in_the_kernel_table() -> None:
+    chain = [call("aten::relu", X), call("aten::mul", X, W)]
+    facts = Facts(timeline([*chain, *(replace(c, step=1) for c in chain)]))
+    column = engine.run(facts).group_of_kernel
+    assert column is not None
+    assert column.tolist() == [0, 0, 1, 1]
