@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 GROUP = "fusionadvisor.rules"
 MODULES_SHOWN = 64
-PATTERNS_SHOWN = 4
 
 
 @dataclass(frozen=True)
@@ -165,7 +164,6 @@ def _findings(ranked: list[_Proposal], facts: Facts) -> tuple[Finding, ...]:
     for proposal in ranked:
         repeats[proposal.rule.id, proposal.candidate.pattern].append(proposal)
     found = {key: _collapse(group, facts) for key, group in repeats.items()}
-    same = _join_footnotes(found, repeats, facts)
     ordered = sorted(found, key=lambda key: (found[key].footnote, -_value(found[key]), key))
     ids: dict[_Key, str] = {}
     count: dict[str, int] = defaultdict(int)
@@ -174,7 +172,7 @@ def _findings(ranked: list[_Proposal], facts: Facts) -> tuple[Finding, ...]:
         ids[key] = f"{key[0]}#{count[key[0]]}"
     named = []
     for key in ordered:
-        winners = [same.get(w, w) for p in repeats[key] for w in map(_key, p.winners)]
+        winners = [w for p in repeats[key] for w in map(_key, p.winners)]
         overlaps = tuple(dict.fromkeys(ids[w] for w in winners if w != key))
         named.append(replace(found[key], id=ids[key], overlaps=overlaps))
     return _within_step(named, facts)
@@ -182,30 +180,6 @@ def _findings(ranked: list[_Proposal], facts: Facts) -> tuple[Finding, ...]:
 
 def _key(proposal: _Proposal) -> _Key:
     return proposal.rule.id, proposal.candidate.pattern
-
-
-def _join_footnotes(found: dict[_Key, Finding], repeats: dict[_Key, list[_Proposal]], facts: Facts) -> dict[_Key, _Key]:
-    """Make one footnote of each rule's footnotes; return which key each now goes by."""
-    footnotes: dict[str, list[_Key]] = defaultdict(list)
-    for key, finding in found.items():
-        if finding.footnote:
-            footnotes[key[0]].append(key)
-    same: dict[_Key, _Key] = {}
-    for rule, keys in footnotes.items():
-        if len(keys) < 2:
-            continue
-        joined = (rule, "")
-        repeats[joined] = [p for key in keys for p in repeats[key]]
-        patterns = [key[1] for key in sorted(keys, key=lambda key: -found[key].kernel_us)]
-        said = f"{len(keys)} patterns, none worth a line of its own: {'; '.join(patterns[:PATTERNS_SHOWN])}"
-        whole = _collapse(repeats[joined], facts)
-        found[joined] = replace(
-            whole, footnote=True, snippet="", evidence=(f"{said}{'; …' if len(keys) > PATTERNS_SHOWN else '.'}",)
-        )
-        for key in keys:
-            same[key] = joined
-            del found[key]
-    return same
 
 
 def _value(finding: Finding) -> float:

@@ -14,7 +14,7 @@ NOTHING = Range(0.0, None, 0.0)
 STORM, TINY_US = 16, 5.0
 """A run this long of kernels this short costs more to launch than to run."""
 EAGER_SHARE = 0.05
-"""Less than this outside compiled regions is the glue around any model."""
+"""Fewer of the ops than this outside compiled regions are the glue around any model."""
 WORTH_SHARE = 0.1
 """Idle time below this share of a step is within what the queue model and run-to-run noise explain."""
 
@@ -271,11 +271,12 @@ class FallenBack(Rule):
             )
             candidates.append(Candidate((), NOTHING, "recompiled", step_us=NOTHING, evidence=(said,)))
         outside = self._outside(facts)
-        us = sum(n.us * n.repeats for n in outside)
-        if us > EAGER_SHARE * facts.kernel_us:
+        if len(outside) > EAGER_SHARE * len(facts.nodes):
+            us = sum(n.us * n.repeats for n in outside)
+            share = units.percent(us / facts.kernel_us)
             said = (
-                f"{units.percent(us / facts.kernel_us)} of kernel time ran outside the {len(again)} compiled regions, "
-                f"first {name(outside[0])}."
+                f"{units.plural(len(outside), 'op')} ({share} of kernel time) ran outside the compiled regions, first "
+                f"{name(outside[0])}."
             )
             candidates.append(
                 Candidate((), NOTHING, "outside", outside[0], step_us=NOTHING, evidence=(said,),

@@ -270,14 +270,12 @@ class PointwiseChain(Rule):
             members = [facts.nodes[i] for i in group.nodes]
             if any(n.phase == "optimizer" for n in members):
                 continue
-            saving = facts.bound(group.nodes)
-            if saving.high > 0:
-                candidates.append(
-                    Candidate(
-                        group.nodes, saving, chain(members), members[-1], evidence=self._evidence(facts, group),
-                        specific=False,
-                    )
-                )  # fmt: skip
+            candidates.append(
+                Candidate(
+                    group.nodes, facts.bound(group.nodes), chain(members), members[-1],
+                    evidence=self._evidence(facts, group), specific=False,
+                )
+            )  # fmt: skip
         return Looked(tuple(candidates))
 
     def snippet(self, found: Sequence[Candidate], facts: Facts) -> str:
