@@ -4,6 +4,7 @@ import dataclasses
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import Any, TypeVar, cast
 
 from rich.cells import cell_len, set_cell_size
@@ -94,9 +95,9 @@ class Sheet:
     def add(self, *pieces: Piece) -> None:
         """Add one line as it is."""
         line = Text(no_wrap=True, end="")
-        for piece in pieces:
-            text, style = (piece, "") if isinstance(piece, str) else piece
-            line.append(self.spell(text), style or None)
+        styled = [(piece, "") if isinstance(piece, str) else piece for piece in pieces]
+        for style, run in groupby(styled, key=lambda piece: piece[1]):
+            line.append(self.spell("".join(text for text, _ in run)), style or None)
         line.rstrip()
         self.lines.append(line)
 
@@ -128,7 +129,7 @@ class Sheet:
                 self.add(*line)
                 line, used, fresh = [" " * indent], indent, True
             if not fresh:
-                line.append((gap, "dim") if gap.strip() else gap)
+                line.append((gap, "dim" if gap.strip() else style))
                 used += self.size(gap)
             while fresh and used + self.size(text) > self.width and " " in text:
                 head, rest = self._break(text, self.width - used)

@@ -137,3 +137,9 @@ def test_render_prints_what_compose_lays_out() -> None:
     out = io.StringIO()
     render(PROFILE, Console(file=out, width=300))
     assert out.getvalue() == text(PROFILE, terminal.MAX_WIDTH)
+
+
+def test_a_sentence_is_styled_as_a_whole() -> None:
+    out = io.StringIO()
+    render(PROFILE, Console(file=out, width=100, force_terminal=True, color_system="standard", no_color=False))
+    assert "\x1b[1mUp to 40 % of the step could go: 185 µs of 462 µs\x1b[0m" in out.getvalue()
