@@ -4,24 +4,35 @@ import gzip
 import json
 import re
 from functools import cache
+from pathlib import Path
 
 import pytest
 
 from fusionadvisor import trace
 from fusionadvisor.analysis.facts import Facts
+from fusionadvisor.errors import InputError
 from fusionadvisor.report.model import Finding, Range
 from fusionadvisor.rules import engine
 from fusionadvisor.rules.engine import Advice
 from tests.shared import SHARED
 
-pytestmark = pytest.mark.skipif(SHARED is None, reason="the recorded traces are not beside this checkout")
+DATA = Path(__file__).parents[1] / "data" / "traces"
 QWEN = ("tl_h100_qwen15_05b", "tl_mi300_qwen15_05b")
+
+
+def path_of(name: str) -> Path:
+    """Where a trace is: in this checkout, or beside it; the test is skipped where it is in neither."""
+    committed = DATA / f"{name}.json.gz"
+    if committed.exists() or SHARED is None:
+        if not committed.exists():
+            pytest.skip("the recorded traces are not beside this checkout")
+        return committed
+    return SHARED / "traces" / committed.name
 
 
 @cache
 def facts(name: str) -> Facts:
-    assert SHARED is not None
-    return Facts(trace.load(SHARED / "traces" / f"{name}.json.gz"))
+    return Facts(trace.load(path_of(name)))
 
 
 @cache
@@ -36,8 +47,7 @@ def found(name: str, rule: str) -> list[Finding]:
 
 def events(name: str, category: str) -> list[dict[str, object]]:
     """Events of a category, read with plain json."""
-    assert SHARED is not None
-    plain = json.loads(gzip.decompress((SHARED / "traces" / f"{name}.json.gz").read_bytes()))
+    plain = json.loads(gzip.decompress(path_of(name).read_bytes()))
     return [e for e in plain["traceEvents"] if e.get("cat") == category]
 
 
@@ -118,6 +128,7 @@ def test_no_category_exceeds_the_kernels() -> None:
 )
 def test_for_loop_sgd(name: str) -> None:
     """161 parameters: 3 kernels each and a first one, a run of 484."""
+    path_of(name)
     assert SHARED is not None
     truth = json.loads((SHARED / "traces" / "TRUTH.json").read_text())[name]
     assert truth["longest_elementwise_run"]["aten"]["kernels_only"] == 484
@@ -175,11 +186,8 @@ def test_flash_attention_is_not_written_out_attention(name: str) -> None:
 
 def test_every_trace_is_judged_within_its_step() -> None:
     """No rule fails on any of them, and savings stay within the step."""
-    from fusionadvisor.errors import InputError
-
-    assert SHARED is not None
     judged = 0
-    for path in sorted((SHARED / "traces").glob("*.json.gz")):
+    for path in sorted((SHARED / "traces" if SHARED else DATA).glob("*.json.gz")):
         try:
             facts(path.name.removesuffix(".json.gz"))
         except InputError:
@@ -189,4 +197,4 @@ def test_every_trace_is_judged_within_its_step() -> None:
         assert [w.message for w in given.warnings if w.code == "W10"] == [], name
         assert sum(f.saving.step_us.high for f in given.findings) <= facts(name).step_us * (1 + 1e-9), name
         judged += 1
-    assert judged >= 50
+    assert judged >= (50 if SHARED else 4)
