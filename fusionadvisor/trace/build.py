@@ -1,7 +1,6 @@
 """From recorded columns to a :class:`~fusionadvisor.trace.timeline.Timeline`: one clock, sound times, linked tables."""
 
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -10,14 +9,15 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fusionadvisor.errors import InputError
-from fusionadvisor.trace import frames
+from fusionadvisor.trace.clock import settle_times
 from fusionadvisor.trace.container import open_trace
-from fusionadvisor.trace.events import Columns, Pool
-from fusionadvisor.trace.kinds import copy_kind, kernel_kind, linked_kind
+from fusionadvisor.trace.events import Pool
+from fusionadvisor.trace.header import devices, no_gpu, rank, recording, versions
+from fusionadvisor.trace.kinds import copy_kind, kernel_kind, linked_kind, op_kind
 from fusionadvisor.trace.link import FORWARD, Calls, Ops, launching_calls, link_calls, link_ops, matching
-from fusionadvisor.trace.numbers import MISSING, Ints, whole
-from fusionadvisor.trace.reader import KERNEL, MEMCPY, RawTrace, lower_first, read
+from fusionadvisor.trace.numbers import Ints
+from fusionadvisor.trace.reader import KERNEL, MEMCPY, RawTrace, read
+from fusionadvisor.trace.standin import stand_in_rows
 from fusionadvisor.trace.steps import find_steps, step_of
 from fusionadvisor.trace.timeline import (
     KERNEL_COLUMNS,
@@ -26,7 +26,6 @@ from fusionadvisor.trace.timeline import (
     OP_COLUMNS,
     SYNC_COLUMNS,
     DeviceInfo,
-    Recording,
     Step,
     Timeline,
 )
@@ -50,21 +49,17 @@ def build(raw: RawTrace, *, stand_ins: bool = False) -> Timeline:
     Raises:
         InputError: If there are no GPU events and nothing may stand in for them.
     """
-    lost = [*raw.lost, *_settle_times(raw)]
+    had_gpu = len(raw.gpu) > 0
+    lost = [*raw.lost, *settle_times(raw)]
     on_cpu = not len(raw.gpu)
     if on_cpu and not (stand_ins and len(raw.ops)):
-        raise InputError(*_no_gpu(raw, lost))
+        raise no_gpu(raw, untimed=had_gpu)
     ops = link_ops(raw)
     calls = link_calls(raw, ops)
     steps, steps_from = find_steps(raw, ops, calls, _window(raw))
     names = np.array(list(raw.names), dtype=object)
     tables = _Tables(raw, ops, calls, steps, names)
-    if on_cpu:
-        from fusionadvisor.trace.standin import stand_in_rows
-
-        kernels = tables.stand_ins(stand_in_rows(ops, list(raw.names)))
-    else:
-        kernels = tables.kernels()
+    kernels = tables.stand_ins(stand_in_rows(ops, list(raw.names))) if on_cpu else tables.kernels()
     return Timeline(
         kernels=kernels,
         memory=tables.memory(),
@@ -73,68 +68,13 @@ def build(raw: RawTrace, *, stand_ins: bool = False) -> Timeline:
         syncs=tables.syncs(),
         steps=steps,
         steps_from=steps_from,
-        devices=(DeviceInfo(0, "CPU"),) if on_cpu else _devices(raw),
+        devices=(DeviceInfo(0, "CPU"),) if on_cpu else devices(raw),
         stand_ins=on_cpu,
-        recording=_recording(raw),
+        recording=recording(raw),
         lost=tuple(lost),
         name=raw.name,
-        rank=_rank(raw.header),
-        versions=_versions(raw.header),
-    )
-
-
-def _settle_times(raw: RawTrace) -> list[str]:
-    """Put all times on one clock from the first event, drop what has none; say what that cost."""
-    said = []
-    spans = (raw.gpu, raw.runtime, raw.ops, raw.annotations, raw.python)
-    unset = _zero_is_unset(spans)
-    timeless = 0
-    for table in spans:
-        known = (table["start"] != MISSING) & ~(unset & (table["start"] == 0))
-        if table is raw.gpu:
-            known &= table["dur"] != MISSING
-        if not known.all():
-            timeless += int((~known).sum()) if table is raw.gpu else 0
-            table.keep(known)
-    if timeless:
-        said.append(f"{timeless} GPU events have no start or duration and are left out.")
-    negative = 0
-    for table in spans:
-        below = table["dur"] < 0
-        negative += int((below & (table["dur"] != MISSING)).sum())
-        table["dur"][below] = 0
-    if negative:
-        said.append(f"{negative} events had a negative duration, taken as 0.")
-    origin = min((int(t["start"].min()) for t in spans if len(t)), default=0)
-    for table in (*spans, raw.flows):
-        table["start"][:] -= origin
-    return said
-
-
-def _zero_is_unset(spans: Iterable[Columns]) -> bool:
-    """Whether a start of exactly 0 was never written: all other events lie together, far from 0."""
-    starts = np.concatenate([table["start"] for table in spans])
-    starts = starts[(starts != 0) & (starts != MISSING)]
-    return bool(len(starts)) and int(starts.min()) > int(starts.max()) - int(starts.min())
-
-
-def _no_gpu(raw: RawTrace, lost: list[str]) -> tuple[str, str]:
-    if any("have no start" in sentence for sentence in lost):
-        return f"{raw.name} holds GPU events, but none has a start and a duration.", "Record it again."
-    if raw.lost:
-        reason = lower_first(raw.lost[0])
-        return f"{raw.name} holds no GPU events in what can be read of it: {reason}", "Record it again."
-    launches = (
-        int(matching(raw.names, re.compile("LaunchKernel"))[raw.runtime["name"]].sum()) if len(raw.runtime) else 0
-    )
-    if launches:
-        return (
-            f"{raw.name} holds {launches} kernel launches but no GPU events: the profiler lost the device's side.",
-            "Record it with ProfilerActivity.CUDA and no other tool using CUPTI; `fusion-advisor doctor` checks that.",
-        )
-    return (
-        f"{raw.name} holds no GPU events: it was recorded without ProfilerActivity.CUDA, or without a GPU.",
-        "Record it on the GPU with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA].",
+        rank=rank(raw),
+        versions=versions(raw),
     )
 
 
@@ -232,8 +172,6 @@ class _Tables:
 
     def stand_ins(self, rows: npt.NDArray[np.intp]) -> pd.DataFrame:
         """Leaf CPU ops as kernels: they launch themselves, each thread is a stream."""
-        from fusionadvisor.trace.kinds import op_kind
-
         columns, zeros = self._ops.columns, np.zeros(len(rows), dtype=np.int64)
         rows = rows[np.argsort(columns["start"][rows], kind="stable")]
         phase = self._ops.phase[rows]
@@ -356,54 +294,3 @@ def tuples(text: bytes) -> Any:
 
 def _frozen(value: Any) -> Any:
     return tuple(map(_frozen, value)) if isinstance(value, list) else value
-
-
-def _devices(raw: RawTrace) -> tuple[DeviceInfo, ...]:
-    listed = raw.header.get("deviceProperties") or raw.header.get("computeProperties")
-    known = {whole(d.get("id")): d for d in listed if isinstance(d, dict)} if isinstance(listed, list) else {}
-    return tuple(_device(index, known.get(index, {})) for index in np.unique(raw.gpu["device"]).tolist())
-
-
-def _device(index: int, stated: dict[str, Any]) -> DeviceInfo:
-    name, sms, memory = stated.get("name"), whole(stated.get("numSms")), whole(stated.get("totalGlobalMem"))
-    major, minor = whole(stated.get("computeMajor")), whole(stated.get("computeMinor"))
-    return DeviceInfo(
-        index,
-        name if isinstance(name, str) and name else None,
-        sms if sms > 0 else None,
-        memory if memory > 0 else None,
-        f"{major}.{minor}" if major > 0 and minor >= 0 else None,
-    )
-
-
-def _recording(raw: RawTrace) -> Recording:
-    header = raw.header
-    modules = any(name.startswith(frames.MODULE) for name in raw.python_names)
-    return Recording(
-        stacks=len(raw.python) > 0 or bool(header.get("with_stack")) or len(raw.texts["stack"]) > 1,
-        shapes=any(raw.texts["shapes"]) or bool(header.get("record_shapes")),
-        memory=raw.memory_recorded or bool(header.get("profile_memory")),
-        modules=modules or bool(header.get("with_modules")),
-    )
-
-
-def _rank(header: dict[str, Any]) -> int | None:
-    info = header.get("distributedInfo")
-    rank = whole(info.get("rank")) if isinstance(info, dict) else -1
-    return rank if rank >= 0 else None
-
-
-def _versions(header: dict[str, Any]) -> dict[str, str]:
-    found = {}
-    for key, stated in (
-        ("cuda", "cuda_runtime_version"),
-        ("driver", "cuda_driver_version"),
-        ("hip", "hip_runtime_version"),
-    ):
-        number = whole(header.get(stated))
-        if number > 0:  # CUDA writes 12.4 as 12040
-            found[key] = f"{number // 1000}.{number % 1000 // 10}" if key != "hip" else str(number)
-    for stated in ("torch_version", "pytorch_version", "PyTorch version"):
-        if isinstance(header.get(stated), str):
-            found["torch"] = header[stated]
-    return found

@@ -4,6 +4,8 @@ import re
 import sys
 from functools import lru_cache
 
+import msgspec
+
 MODULE = "nn.Module: "
 _FRAME = re.compile(r"^(?P<file>.+?\.py)\((?P<line>\d+)\): (?P<function>.*)$", re.DOTALL)
 _GENERATED = re.compile(r"(?:^|/)lib/python3[^/]*/|torchinductor_|/tmp/tmp")
@@ -14,6 +16,15 @@ _LIBRARIES = frozenset(("torch", "functorch", "triton", "_pytest", "pluggy", "nu
 def worth_keeping(name: str) -> bool:
     """Whether a python_function event says where in the user's model the program is."""
     return name.startswith(MODULE) or bool(source_line(name))
+
+
+def stack_line(recorded: bytes) -> str:
+    """Return the first line of user code in an op's recorded call stack (JSON text, innermost first)."""
+    try:
+        stack = msgspec.json.decode(recorded, type=str) if recorded else ""
+    except msgspec.MsgspecError:
+        return ""
+    return next(filter(None, map(source_line, stack.split(";"))), "")
 
 
 def module_label(name: str) -> str:

@@ -67,12 +67,18 @@ def link_ops(raw: RawTrace) -> Ops:
     phase[phase < 0] = FORWARD
     stack = _frames(raw)
     rows = stack.nest.find(keys, ops["start"])
-    module, source = stack.module[rows], stack.source[rows]
+    module, source, sources = (
+        stack.module[rows],
+        stack.source[rows],
+        Pool({text: i for i, text in enumerate(stack.sources)}),
+    )
+    told = np.array([sources[frames.stack_line(text)] for text in raw.texts["stack"]] or [0], dtype=np.int32)
+    source = np.where(source > 0, source, told[ops["stack"]])
     borrow = (forward >= 0) & (module == 0)
     module[borrow] = module[forward[borrow]]
     borrow = (forward >= 0) & (source == 0)
     source[borrow] = source[forward[borrow]]
-    return Ops(ops, nest, forward, phase, module, source, stack.modules, stack.sources, stack.module_calls)
+    return Ops(ops, nest, forward, phase, module, source, stack.modules, list(sources), stack.module_calls)
 
 
 def _only(table: Columns, wanted: Bools) -> tuple[Ints, Ints, Ints]:

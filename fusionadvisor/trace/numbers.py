@@ -1,6 +1,6 @@
 """Numbers as a trace writes them, to int64 without loss: times in µs as text to ns, identifiers in any type."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
@@ -73,16 +73,15 @@ def whole(value: object, default: int = -1) -> int:
     return number if -(2**62) < number < 2**62 else default
 
 
-def column(values: Iterable[object], default: int = -1) -> Ints:
+def column(values: Sequence[object], default: int = -1) -> Ints:
     """Return identifiers as an int64 column; what is no whole number becomes ``default``."""
-    listed = list(values)
     try:
-        out = np.array(listed or [0])[: len(listed)]
+        out = np.array(values or [0])[: len(values)]
     except (OverflowError, ValueError):
         out = np.zeros(0)
     if (
         out.dtype != np.int64 or out.ndim != 1
     ):  # text, fractions, an unsigned -1: numpy would round or parse without a word
-        return np.array([whole(value, default) for value in listed], dtype=np.int64)
+        return np.array([whole(value, default) for value in values], dtype=np.int64)
     beyond = (out >= 2**62) | (out <= -(2**62))
     return np.where(beyond, default, out) if beyond.any() else out

@@ -18,7 +18,7 @@ from fusionadvisor.errors import InputError
 from fusionadvisor.trace import frames
 from fusionadvisor.trace.container import Container
 from fusionadvisor.trace.events import Columns, Event, GpuArgs, OpArgs, Pool, RuntimeArgs, decode_args, either
-from fusionadvisor.trace.numbers import column, parse_us
+from fusionadvisor.trace.numbers import Ints, column, parse_us
 from fusionadvisor.trace.recover import ARRAY_END, BOUNDARY, ODD_BOUNDARY, Losses, clean, recover
 
 KERNEL, MEMCPY, MEMSET = 0, 1, 2
@@ -78,7 +78,7 @@ class RawTrace:
                 other.append(event)
             elif event.name == "[memory]":
                 self.memory_recorded = True
-        self.events += len(events)
+        self.events += len(events) if any(event.ph for event in events) else 0
         if tables["gpu"]:
             self._add_gpu(tables["gpu"])
         if tables["runtime"]:
@@ -111,14 +111,14 @@ class RawTrace:
     def _add_gpu(self, events: list[Event]) -> None:
         args = decode_args(events, GpuArgs)
         span = self._span(events, self.names)
-        device, stream = column(a.device for a in args), column(a.stream for a in args)
+        device, stream = _of(args, "device"), _of(args, "stream")
         span.update(
             kind=np.array([_GPU[event.cat] for event in events], dtype=np.int8),
             device=either(device, span["pid"]),
             stream=either(stream, span["tid"]),
-            correlation=column(a.correlation for a in args),
-            bytes=column(a.bytes for a in args),
-            external_id=either(column(a.external_id for a in args), column(a.external_id_2020 for a in args)),
+            correlation=_of(args, "correlation"),
+            bytes=_of(args, "bytes"),
+            external_id=either(_of(args, "external_id"), _of(args, "external_id_2020")),
         )
         self.gpu.add(**span)
 
@@ -126,22 +126,23 @@ class RawTrace:
         args = decode_args(events, RuntimeArgs)
         self.runtime.add(
             **self._span(events, self.names),
-            correlation=column(a.correlation for a in args),
-            external_id=either(column(a.external_id for a in args), column(a.external_id_2020 for a in args)),
+            correlation=_of(args, "correlation"),
+            external_id=either(_of(args, "external_id"), _of(args, "external_id_2020")),
         )
 
     def _add_ops(self, events: list[Event]) -> None:
         args = decode_args(events, OpArgs)
         span = self._span(events, self.names)
         for key, pool in self.texts.items():
-            span[key] = pool.codes(map(bytes, map(attrgetter(key), args)))
-        if any(a.shapes_2020 for a in args):
+            texts = list(map(attrgetter(key), args))
+            span[key] = pool.codes(map(bytes, texts)) if any(texts) else pool.codes([b""]).repeat(len(args))
+        if any(map(attrgetter("shapes_2020"), args)):
             span["shapes"] = self.texts["shapes"].codes([bytes(a.shapes or a.shapes_2020) for a in args])
         self.ops.add(
             **span,
-            external_id=column(a.external_id for a in args),
-            sequence=column(a.sequence for a in args),
-            forward_thread=column(a.forward_thread for a in args),
+            external_id=_of(args, "external_id"),
+            sequence=_of(args, "sequence"),
+            forward_thread=_of(args, "forward_thread"),
         )
 
     def _add_python(self, events: list[Event]) -> None:
@@ -155,9 +156,13 @@ class RawTrace:
             start=parse_us([event.ts for event in events]),
             pid=self._places([event.pid for event in events]),
             tid=self._places([event.tid for event in events]),
-            id=column(event.id for event in events),
+            id=column([event.id for event in events]),
             finish=np.array([event.ph == "f" for event in events], dtype=bool),
         )
+
+
+def _of(args: list[Any], key: str) -> Ints:
+    return column(list(map(attrgetter(key), args)))
 
 
 def read(container: Container) -> RawTrace:

@@ -215,3 +215,10 @@ def test_shapes_are_tuples_and_absent_ones_none() -> None:
     assert timeline.ops["shapes"].tolist()[-1] == (((2, 3), (4,)), ())
     assert timeline.ops["concrete"].tolist()[-1] == ("", "0")
     assert timeline.ops["strides"].tolist() == [None] * 5
+
+
+def test_a_recorded_call_stack_gives_the_line_where_there_are_no_frames() -> None:
+    stack = "/env/site-packages/torch/nn/functional.py(9): linear;model.py(31): forward;run.py(3): <module>"
+    timeline = read([op("aten::mm", 5, 50, {"Call stack": stack}), launch(6, 1), kernel(20, 5, 1)])
+    assert timeline.kernels["source"].tolist() == ["model.py:31"]
+    assert timeline.recording.stacks
