@@ -101,5 +101,5 @@ def line_of(text: str) -> Source | None:
 
 
 def name(node: Node) -> str:
-    """What to call a node: its module's path, else its op."""
-    return node.module or node.outer or node.op
+    """What to call a node in a sentence: its module's path (of a trace's, the last part), else its op."""
+    return node.module.rpartition("/")[2] or node.outer or node.op

@@ -86,6 +86,14 @@ def test_near_misses_name_the_condition() -> None:
     assert "statistics of the batch" in training.near_misses[0].reason
 
 
+def test_in_training_no_fold_is_nearly_missed() -> None:
+    """With a backward pass, statistics of the batch are what is wanted."""
+    backward = call("aten::threshold_backward", X, X, phase="backward")
+    advice = engine.run(Facts(timeline([conv(), batch_norm(training=True), backward])))
+    assert "FA101" in {n.rule for n in advice.not_applicable}
+    assert not [m for m in advice.near_misses if m.rule == "FA101"]
+
+
 def test_nothing_to_look_at_is_not_a_pass() -> None:
     advice = engine.run(Facts(timeline([add(TOK), relu(TOK)])))
     skipped = {n.rule: n.reason for n in advice.not_applicable}
