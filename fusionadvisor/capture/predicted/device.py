@@ -44,6 +44,28 @@ def register() -> None:
     autocast.register(NAME)
     # fake parameters are plain parameters to an optimizer that chooses its loop
     _foreach_supported_types.append(FakeTensor)
+    for name, shapes in _CUDA_KERNELS.items():
+        _OWN.impl(name, shapes, "PrivateUse1")  # type: ignore[no-untyped-call]
+
+
+def _rms_norm_shapes(input: torch.Tensor, shape: list[int], weight: Any, eps: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    rows = input.dim() - len(shape)
+    return torch.empty_like(input), input.new_empty((*input.shape[:rows], *(1,) * len(shape)), dtype=torch.float32)
+
+
+def _rms_norm_backward_shapes(
+    grad: torch.Tensor, input: torch.Tensor, shape: list[int], rstd: torch.Tensor, weight: Any, mask: list[bool]
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    return torch.empty_like(input) if mask[0] else None, torch.empty_like(weight) if mask[1] else None
+
+
+_OWN = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+_CUDA_KERNELS: dict[str, Callable[..., Any]] = {
+    "_fused_rms_norm": _rms_norm_shapes,
+    "_fused_rms_norm_backward": _rms_norm_backward_shapes,
+    "mish_backward": lambda grad, _: torch.empty_like(grad),
+}
+"""Ops with a kernel on CUDA that torch takes apart on a backend without one (native_functions.yaml)."""
 
 
 class Session:
