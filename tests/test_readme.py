@@ -39,7 +39,7 @@ def test_the_page_on_ci_lists_every_quantity() -> None:
     page = (ROOT / "docs" / "ci.md").read_text(encoding="utf-8")
     for quantity in QUANTITIES:
         assert f"| `{quantity.name}` | {quantity.meaning} |" in page
-    sources = [ROOT / "fusionadvisor" / "cli" / f"{name}.py" for name in ("check", "options")]
+    sources = [ROOT / "fusionadvisor" / "cli" / f"{name}.py" for name in ("check", "options", "profile")]
     known = "".join(source.read_text(encoding="utf-8") for source in sources)
     for option in set(re.findall(r"(?<![-|])--[a-z][a-z-]+", page)):
         assert f'"{option}"' in known

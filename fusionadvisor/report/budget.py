@@ -108,7 +108,7 @@ def against(conditions: Sequence[Condition], report: Report, origin: str) -> tup
 def _breach(met: Condition, report: Report, origin: str) -> Breach:
     value = met.value(report) or 0
     places = tuple(Place(", ".join(f.modules or (f.module,)), f.source, f.title) for f in met.findings(report))
-    return Breach(met.rule or met.quantity.name, met.holds, f"{value:,.6g}", origin, places)
+    return Breach(met.rule or met.quantity.name, met.holds, f"{_amount(value)}", origin, places)
 
 
 def check(
@@ -145,11 +145,18 @@ def check(
     return Check(
         breaches=breaches,
         compared=(*compared, *(f.name for f in comparison.figures if _exact(f))),
-        better=tuple(f"{f.name} {f.before:,.6g} → {f.after:,.6g}" for f in comparison.figures if _better(f)),
+        better=tuple(
+            f"{f.name} {_amount(f.before or 0)} → {_amount(f.after or 0)}" for f in comparison.figures if _better(f)
+        ),
         notes=(*comparison.notes, *_unknown(comparison), *_unjudged(comparison)),
         same=canonical(baseline) == canonical(report),
         comparison=comparison,
     )
+
+
+def _amount(value: float) -> str:
+    """Counts to the last digit: a limit that fails by one must show it."""
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.6g}"
 
 
 def _exact(figure: diff.Figure) -> bool:
@@ -170,12 +177,13 @@ def _inputs(baseline: Report, report: Report) -> list[Breach]:
 
 
 def _worse(comparison: Comparison) -> list[Breach]:
-    return [
-        Breach(f.name, f"at {'least' if f.after < f.before else 'most'} {f.before:,.6g}", f"{f.after:,.6g}", "baseline",
-               _where(f.name, comparison))
-        for f in comparison.figures
-        if f.worse and _exact(f) and f.before is not None and f.after is not None
-    ]  # fmt: skip
+    breaches = []
+    for figure in comparison.figures:
+        if figure.worse and _exact(figure) and figure.before is not None and figure.after is not None:
+            limit = f"at {'least' if figure.after < figure.before else 'most'} {_amount(figure.before)}"
+            where = _where(figure.name, comparison)
+            breaches.append(Breach(figure.name, limit, _amount(figure.after), "baseline", where))
+    return breaches
 
 
 def _where(name: str, comparison: Comparison) -> tuple[Place, ...]:

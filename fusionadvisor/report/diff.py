@@ -121,9 +121,15 @@ def compare(before: Report, after: Report) -> Comparison:
 
 def _side(report: Report) -> Side:
     line = report.timeline
-    return Side(
-        report.source, report.created, line.basis if line else None, report.environment.gpu, line.rank if line else None
-    )
+    basis, rank = (line.basis, line.rank) if line else (None, None)
+    return Side(report.source, report.created, basis, _gpu(report), rank)
+
+
+def _gpu(report: Report) -> str | None:
+    """The GPU that ran the kernels, or that they are predicted for; None where CPU ops stand in for them."""
+    if report.environment.gpu or report.timeline is None or report.timeline.stand_ins:
+        return report.environment.gpu
+    return " + ".join(sorted({device.name for device in report.timeline.devices if device.name})) or None
 
 
 def _one_job(before: Report, after: Report) -> bool:
@@ -168,13 +174,14 @@ def _recording(before: Report, after: Report) -> list[str]:
 
 
 def _versions(before: Report, after: Report) -> list[tuple[str, str, str]]:
-    pairs = [(label, getattr(before.environment, key), getattr(after.environment, key)) for key, label in _VERSIONS]
+    pairs = [("GPU", _gpu(before), _gpu(after))]
+    pairs += [(label, getattr(before.environment, key), getattr(after.environment, key)) for key, label in _VERSIONS]
     pairs.append((before.tool.name, before.tool.version, after.tool.version))
     return [(label, str(a), str(b)) for label, a, b in pairs if a and b and a != b]
 
 
 _VERSIONS = (
-    ("gpu", "GPU"), ("compute_capability", "Compute capability"), ("driver", "Driver"), ("cuda", "CUDA"),
+    ("compute_capability", "Compute capability"), ("driver", "Driver"), ("cuda", "CUDA"),
     ("torch", "torch"), ("python", "Python"), ("cpu", "CPU"), ("threads", "CPU threads"),
 )  # fmt: skip
 
@@ -330,9 +337,9 @@ def _time(before: Report, after: Report) -> TimeChange | None:
 
 
 def _times_incomparable(before: Report, after: Report) -> str:
-    a, b = before.environment, after.environment
-    if a.gpu != b.gpu:
-        return f"the GPUs differ ({a.gpu or 'none'}, {b.gpu or 'none'})"
+    a, b = _gpu(before), _gpu(after)
+    if a != b:
+        return f"the GPUs differ ({a or 'none'}, {b or 'none'})"
     if before.timeline and before.timeline.stand_ins:
         return "CPU times of two sessions depend on what else the machine did"
     if before.timeline and after.timeline and before.timeline.basis != after.timeline.basis:

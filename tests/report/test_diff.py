@@ -185,6 +185,15 @@ def test_other_machine_versions_and_inputs_are_said() -> None:
     )
 
 
+def test_predictions_for_two_gpus_are_told_apart_by_their_devices() -> None:
+    here = Environment(torch="2.13.0")
+    h100, a100 = (made(*norm(0), basis="predicted", environment=replace(here, gpu=name)) for name in ("H100", "A100"))
+    found = diff.compare(replace(h100, environment=here), replace(a100, environment=here))
+    assert (found.before.gpu, found.after.gpu, found.notes) == ("H100", "A100", ("GPU: H100 → A100.",))
+    assert found.time is not None
+    assert found.time.verdict == "unknown"
+
+
 def test_ops_of_a_cpu_do_not_compare_with_kernels_of_a_gpu() -> None:
     found = diff.compare(EAGER, made(*norm(0), stand_ins=True, environment=Environment()))
     assert found.modules == ()
