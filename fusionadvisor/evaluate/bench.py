@@ -9,7 +9,7 @@ import gc
 import itertools
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -127,13 +127,20 @@ def warm_up(run: Run, clock: Clock) -> None:
 
 def judge(baseline_s: list[float], control_s: list[float], candidate_s: list[float]) -> Comparison:
     """Draw the verdict from samples in seconds a call; sample *i* of each arm was taken in round *i*."""
-    speedup, *ends = median_ci([a / b for a, b in zip(baseline_s, candidate_s, strict=True)])
-    _, low, high = median_ci([a / b for a, b in zip(baseline_s, control_s, strict=True)])
-    ci = ends[0], ends[1]
+    speedup, verdict = ratio(baseline_s, control_s, candidate_s)
+    return Comparison(timing(baseline_s), timing(candidate_s), speedup, verdict)
+
+
+def ratio(
+    baseline_s: Sequence[float], control_s: Sequence[float], candidate_s: Sequence[float]
+) -> tuple[Speedup, Verdict]:
+    """Compare the arms round by round, so that what slows a whole round cancels."""
+    middle, low, high = median_ci([a / b for a, b in zip(baseline_s, candidate_s, strict=True)])
+    _, least, most = median_ci([a / b for a, b in zip(baseline_s, control_s, strict=True)])
     # which copy came off better is chance, so the band is as wide on the other side of 1
-    band = min(low, 1 / high), max(high, 1 / low)
-    verdict: Verdict = "faster" if ci[0] > band[1] else "slower" if ci[1] < band[0] else "same"
-    return Comparison(timing(baseline_s), timing(candidate_s), Speedup(speedup, ci, band), verdict)
+    band = min(least, 1 / most), max(most, 1 / least)
+    verdict: Verdict = "faster" if low > band[1] else "slower" if high < band[0] else "same"
+    return Speedup(middle, (low, high), band), verdict
 
 
 def timing(samples_s: list[float]) -> Timing:
