@@ -1,6 +1,6 @@
 """A Timeline in the numbers a report shows."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -114,5 +114,10 @@ def _shapes(timeline: "Timeline") -> tuple[str, ...]:
     return tuple(text.get(op, "") for op in timeline.kernels["op_id"].tolist())
 
 
-def _shapes_text(shapes: tuple[tuple[int, ...], ...] | None) -> str:
-    return " ".join(f"[{','.join(map(str, shape))}]" for shape in shapes if shape) if shapes else ""
+def _shapes_text(shapes: "tuple[Any, ...] | None") -> str:
+    """``[8,64] [64]``; the shapes of a list of tensors stand side by side."""
+    if not shapes:
+        return ""
+    if isinstance(shapes[0], int):
+        return f"[{','.join(map(str, shapes))}]"
+    return " ".join(filter(None, map(_shapes_text, shapes)))

@@ -52,12 +52,12 @@ def align(timeline: Timeline, flow: FlowGraph) -> Alignment:
         rows = _outermost(order[low:high].tolist(), parent.tolist(), op_names, known)
         for theirs, ours in _matches([op_names[row] for row in rows], names):
             flow_of_op[rows[theirs]] = wanted[ours]
-    _spread(flow_of_op, parent, order)
-    kernels = _filled(timeline.kernels, _taken(flow_of_op, timeline.kernels["op_id"].to_numpy()), flow)
-    kernels = kernels.assign(flow_op=_taken(flow_of_op, timeline.kernels["op_id"].to_numpy()))
+    place_of_op = _spread(flow_of_op, parent, order, flow)
+    op_id = timeline.kernels["op_id"].to_numpy()
+    kernels = _filled(timeline.kernels, _taken(place_of_op, op_id), flow).assign(flow_op=_taken(flow_of_op, op_id))
     inside = (kernels["step"] >= 0).to_numpy() if timeline.steps else np.ones(len(kernels), dtype=bool)
-    unlinked = int(((kernels["flow_op"] < 0).to_numpy() & inside).sum())
-    linked = replace(timeline, kernels=kernels, ops=_filled(ops, flow_of_op, flow))
+    unlinked = int(((_taken(place_of_op, op_id) < 0) & inside).sum())
+    linked = replace(timeline, kernels=kernels, ops=_filled(ops, place_of_op, flow))
     return Alignment(linked, unlinked, int(inside.sum()))
 
 
@@ -68,9 +68,17 @@ def _token(name: str) -> str:
 
 
 def _spread(
-    flow_of_op: "npt.NDArray[np.int64]", parent: "npt.NDArray[np.int64]", order: "npt.NDArray[np.intp]"
-) -> None:
-    """Give what is inside a matched op, and a wrapper around a single one, the same recorded op."""
+    flow_of_op: "npt.NDArray[np.int64]",
+    parent: "npt.NDArray[np.int64]",
+    order: "npt.NDArray[np.intp]",
+    flow: FlowGraph,
+) -> "npt.NDArray[np.int64]":
+    """Give what is inside a matched op, and a wrapper around a single one, the same recorded op.
+
+    Returns:
+        For each op a recorded op that tells its place in the model. It says more than ``flow_of_op`` for a wrapper
+        around several ops of one module call, which runs as one what is recorded taken apart (``_fused_rms_norm``).
+    """
     matched = np.flatnonzero(flow_of_op >= 0)
     for row in order.tolist():  # parents come before their children
         if flow_of_op[row] < 0 and parent[row] >= 0:
@@ -81,9 +89,13 @@ def _spread(
         while above >= 0:
             around.setdefault(int(above), set()).add(int(flow_of_op[row]))
             above = parent[above]
+    place_of_op = flow_of_op.copy()
     for row, inner in around.items():
         if len(inner) == 1:
-            flow_of_op[row] = next(iter(inner))
+            flow_of_op[row] = place_of_op[row] = next(iter(inner))
+        elif len({(flow.ops[i].module, flow.ops[i].call) for i in inner}) == 1:
+            place_of_op[row] = min(inner)
+    return place_of_op
 
 
 def _outermost(rows: Sequence[int], parent: Sequence[int], names: Sequence[str], known: frozenset[str]) -> list[int]:

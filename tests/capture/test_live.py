@@ -203,3 +203,22 @@ def test_dropout_in_evaluation_is_no_kernel_and_written_out_attention_is_several
     assert (rows["flow_op"] >= 0).all()
     assert not {"aten::dropout", "aten::_scaled_dot_product_attention_math"} & set(rows["op"])
     assert {"aten::bmm", "aten::_softmax"} <= set(rows["op"])
+
+
+def test_an_op_that_is_recorded_taken_apart_keeps_its_module_and_line() -> None:
+    class Normed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.RMSNorm(8)
+            self.fc = nn.Linear(8, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.fc(self.norm(x))  # type: ignore[no-any-return]
+
+    result = capture(live(Normed(), torch.randn(2, 8)), steps=2)
+    rows = step_of(result, 1)
+    (norm,) = rows[rows["op"] == "aten::_fused_rms_norm"].itertuples()
+    assert norm.module == "norm"
+    assert Path(str(norm.source).rpartition(":")[0]).name == Path(__file__).name
+    assert norm.flow_op == -1  # which of its parts' values flow on is not told
+    assert not result.warnings or "not linked" not in result.warnings[0].message
