@@ -1,8 +1,9 @@
 """How far predictions are from what an H100 did: kernel counts, and kernel times with one trace left out.
 
-    python benchmarks/prediction.py [counts] [times] [breadth] [size] [--json FILE]
+    python -m benchmarks.prediction [counts] [rules] [times] [breadth] [size] [--json FILE]
 
-``counts`` rebuilds the models of three traces from their configurations and compares their kernels. ``times`` fits the
+``counts`` rebuilds the models of three traces from their configurations and compares their kernels. ``rules`` looks up
+the ops of recordings on several GPUs by their recorded shapes. ``times`` fits the
 constants of the time model to all traces but one and tests them on that one, in turn; a class of kernels that occurs in
 no other trace cannot be tested so, and its share of the time is stated. ``breadth`` predicts small models
 of many architectures, forward and training. ``size`` predicts a model of 7 billion parameters.
@@ -43,6 +44,14 @@ from tests.capture.worker import predict_all
 TRACES = Path(__file__).parents[2] / "shared" / "traces"
 H100 = named("h100")
 EAGER = ("tl_h100_vit_nsfw", "tl_h100_qwen15_05b", "tl_h100_owlv2")
+RECORDED = {
+    **dict.fromkeys(EAGER, "h100"),
+    "part_a100_eager_bs512": "a100 40gb",
+    "ao_b200_ref_ep_moe": "b200",
+    "param_v100_dlrm_w0": "v100",
+    "kineto_r50_v100_2021_nw0": "v100",
+}
+"""Eager recordings on NVIDIA GPUs of the table that hold shapes."""
 MEMORY_BOUND = frozenset(PACES) - {"gemv"}
 
 
@@ -63,6 +72,26 @@ def counts() -> dict[str, Any]:
         }
         total = {"recorded": len(recorded) / calls, "predicted": len(predicted)}
         found[slug] = {"kernels": total, "by_kind": by_kind, "off": total["predicted"] / total["recorded"] - 1}
+    return found
+
+
+def replayed() -> dict[str, Any]:
+    """How many recorded ops launched as many kernels as the rules say from their shapes, convolutions apart."""
+    found = {}
+    for slug, gpu in RECORDED.items():
+        timeline = trace.load(TRACES / f"{slug}.json.gz")
+        names, kernels = (timeline.kernels[c].astype(str).tolist() for c in ("op", "name"))
+        same, differ = 0, Counter[str]()
+        for node in build(timeline).nodes:
+            row = node.kernels[0]
+            if not node.reads or not node.writes or node.kind == "conv":
+                continue
+            launched = rules.launched(_call(node, names[row], kernels[row]), named(gpu))
+            if len([w for w in launched if isinstance(w, Kernel)]) == len(node.kernels):
+                same += 1
+            else:
+                differ[names[row]] += 1
+        found[slug] = {"gpu": gpu, "agree": same, "differ": dict(differ)}
     return found
 
 
@@ -93,7 +122,8 @@ def samples(slug: str) -> list[Sample]:
 
 
 def _call(node: Node, op: str, kernel: str) -> Call:
-    reads, writes = ([_value(t, i) for i, t in enumerate(group)] for group in (node.reads, node.writes))
+    reads = [_value(t, i) for i, t in enumerate(node.reads)]
+    writes = [_value(t, len(reads) + i) for i, t in enumerate(node.writes)]
     if size := re.search(r"CatArray.*OpaqueType<(\d+)u>", kernel):  # a recorded list of tensors has no dtypes
         reads, writes = ([replace(v, itemsize=int(size[1])) for v in group] for group in (reads, writes))
     if op == "aten::copy_":  # as the op is called: what is written comes first
@@ -285,6 +315,7 @@ def size() -> dict[str, Any]:
 
 PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "counts": counts,
+    "rules": replayed,
     "times": leave_one_out,
     "breadth": breadth,
     "size": size,

@@ -35,6 +35,13 @@ SOURCES: dict[str, tuple[Factory, str]] = {
     "efficient": (Factory(tiny.Attention, partial(tiny.heads, torch.float32, False)), "h100"),
     "masked attention": (Factory(tiny.Attention, partial(tiny.heads, torch.bfloat16, True)), "h100"),
     "autocast": (Factory(tiny.Autocast, tiny.rows), "h100"),
+    "encoder": (Factory(tiny.encoder, tiny.sequences), "h100"),
+    "encoder training": (
+        Factory(tiny.encoder, tiny.sequences, "training", tiny.clipped_step, tiny.fused_adamw),
+        "h100",
+    ),
+    "recurrent": (Factory(tiny.Recurrent, tiny.long_sequences), "h100"),
+    "recurrent training": (Factory(tiny.Recurrent, tiny.long_sequences, "training", tiny.clipped_step), "h100"),
     "reads": (Factory(tiny.Reads, tiny.rows), "h100"),
     "mask": (Factory(tiny.Masked, tiny.mask), "h100"),
     "numpy": (Factory(tiny.Numpy, tiny.rows), "h100"),
@@ -163,6 +170,32 @@ def test_autocast_casts_as_on_cuda(found: dict[str, Predicted]) -> None:
         "copy_", "copy_", "copy_", "addmm", "relu", "copy_", "copy_", "addmm", "copy_", "_softmax",
     ]  # fmt: skip
     assert [k for o, k in kernels(found["autocast"]) if o == "aten::copy_"] == ["cast"] * 6
+
+
+def test_transformer_layers_take_their_fast_path_in_eval_alone(found: dict[str, Predicted]) -> None:
+    assert {op.name for op in found["encoder"].flow.ops if not op.view} == {"aten::_transformer_encoder_layer_fwd"}
+    training = Counter(ops(found["encoder training"]))
+    assert training["_flash_attention_forward"] == 1
+    assert training["_flash_attention_backward"] == 3
+    assert training["native_layer_norm"] == 2
+
+
+def test_clipping_and_fused_optimizers_walk_all_parameters_at_once(found: dict[str, Predicted]) -> None:
+    walks = Counter(op for op in ops(found["encoder training"]) if op.startswith(("_foreach_", "_fused_")))
+    # the norms of all gradients take a walk and a clean-up, their scaling one, the step counts one, the optimizer one
+    assert walks == {"_foreach_norm": 2, "_foreach_mul_": 1, "_foreach_add_": 1, "_fused_adamw_": 1}
+
+
+def test_recurrent_layers_are_one_op_of_cudnn(found: dict[str, Predicted]) -> None:
+    assert Counter(ops(found["recurrent"]))["_cudnn_rnn"] == 4  # of each layer a product and a persistent kernel
+    assert Counter(ops(found["recurrent training"]))["_cudnn_rnn_backward"] == 8
+
+
+def test_mixed_precision_of_the_workload_holds_on_the_gpu() -> None:
+    predicted = predict(resolve(str(SAMPLES / "linear_relu.py"), amp="bf16"), "h100")
+    products = [v for op in predicted.flow.ops if op.name == "aten::addmm" for v in op.writes]
+    assert {predicted.flow.values[v].dtype for v in products} == {"bfloat16"}
+    assert {predicted.flow.values[v].device for v in products} == {"cuda:0"}
 
 
 def test_reading_a_value_is_a_sync_with_its_line(found: dict[str, Predicted]) -> None:

@@ -125,3 +125,38 @@ class RmsNorm(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return F.mish(F.rms_norm(self.first(x), (64,), self.weight, 1e-6))
+
+
+def encoder() -> nn.Module:
+    return nn.TransformerEncoderLayer(64, 4, batch_first=True, dtype=torch.bfloat16)
+
+
+def sequences() -> torch.Tensor:
+    return torch.ones(2, 16, 64, dtype=torch.bfloat16)
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.LSTM(64, 32, num_layers=2, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.layers(x)[0]
+        return out
+
+
+def long_sequences() -> torch.Tensor:
+    return torch.ones(2, 50, 64)
+
+
+def clipped_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Tensor) -> torch.Tensor:
+    optimizer.zero_grad()
+    loss: torch.Tensor = model(batch).float().mean()
+    loss.backward()  # type: ignore[no-untyped-call]
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    return loss
+
+
+def fused_adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), fused=True)

@@ -12,13 +12,15 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn.utils import clip_grad
 from torch.optim.optimizer import _foreach_supported_types
 from torch.overrides import TorchFunctionMode
 from torch.utils import backend_registration
 
-from fusionadvisor.capture.predicted import autocast
+from fusionadvisor.capture.predicted import autocast, recurrent
 from fusionadvisor.capture.predicted.gpus import Silicon
 from fusionadvisor.capture.predicted.known import Known, know
 from fusionadvisor.workload.inputs import Call
@@ -42,8 +44,11 @@ def register() -> None:
     """Make the device known to torch, once in the life of a process."""
     backend_registration._setup_privateuseone_for_python_backend(rename=NAME, backend_module=_Backend())
     autocast.register(NAME)
-    # fake parameters are plain parameters to an optimizer that chooses its loop
+    # fake tensors are plain tensors to what chooses its loop by their type
     _foreach_supported_types.append(FakeTensor)
+    clip_grad.__dict__["_has_foreach_support"] = lambda _, device: device.type == NAME
+    # and to the fast path of the transformer layers, which gives way where something listens in
+    torch.overrides.has_torch_function = lambda *_: False
     for name, shapes in _CUDA_KERNELS.items():
         _OWN.impl(name, shapes, "PrivateUse1")  # type: ignore[no-untyped-call]
 
@@ -85,7 +90,14 @@ class Session:
     @contextmanager
     def on_gpu(self) -> Iterator[None]:
         """Run: ``cuda`` means the fake device, and torch's choices are CUDA's."""
-        with self.pretence(), self.fake, self.known, _AsOnCuda(self.gpu):
+        chosen = _AsOnCuda(self.gpu)
+        with (
+            self.pretence(),
+            self.fake,
+            self.known,
+            chosen,
+            mock.patch.object(F, _ATTENTION.__name__, chosen.attention),
+        ):
             yield
 
     @contextmanager
@@ -172,10 +184,16 @@ class _AsOnCuda(TorchFunctionMode):
         super().__init__()
         self.gpu = gpu
 
+    def attention(self, *args: Any, **kwargs: Any) -> Any:
+        """Stands in for the function where other functions of torch call it: those are not listened in to."""
+        return attention(self.gpu, _ATTENTION, *args, **kwargs)
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        if func is torch.nn.functional.scaled_dot_product_attention:
+        if func is _ATTENTION:
             return attention(self.gpu, func, *args, **kwargs)
+        if func in recurrent.MODES:
+            return recurrent.cudnn(func, *args, **kwargs)
         if func in _RMS_NORM:
             return rms_norm(func, *args, **kwargs)
         if func is torch.Tensor.cuda:
@@ -193,9 +211,10 @@ class _AsOnCuda(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+_ATTENTION = F.scaled_dot_product_attention
 _INDEXING = (torch.Tensor.__getitem__, torch.Tensor.__setitem__)
 _FROM_DATA = (torch.tensor, torch.as_tensor, torch.Tensor.new_tensor)
-_RMS_NORM = (torch.rms_norm, torch.nn.functional.rms_norm)
+_RMS_NORM = (torch.rms_norm, F.rms_norm)
 
 
 def _indices(index: Any, device: torch.device) -> Any:
@@ -253,7 +272,7 @@ def attention(
     factor = depth**-0.5 if scale is None else scale
     if half and attn_mask is None and equal_depth and depth <= FLASH_HEAD and gpu.capability >= (8, 0):
         width = -depth % EFFICIENT_ALIGNMENT
-        q, k, v = (nn.functional.pad(t, (0, width)) if width else t for t in (query, key, value))
+        q, k, v = (F.pad(t, (0, width)) if width else t for t in (query, key, value))
         out = aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal, scale=factor)[0]
         return out[..., :depth] if width else out
     aligned = EFFICIENT_ALIGNMENT if half else 4
@@ -273,7 +292,7 @@ def _bias(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.T
         mask = torch.where(mask, torch.scalar_tensor(0.0, dtype=query.dtype, device=mask.device), low)
     columns = mask.shape[-1]
     if columns % MASK_ALIGNMENT:
-        mask = nn.functional.pad(mask, (0, -columns % MASK_ALIGNMENT))[..., :columns]
+        mask = F.pad(mask, (0, -columns % MASK_ALIGNMENT))[..., :columns]
     return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
 
 

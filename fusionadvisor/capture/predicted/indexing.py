@@ -131,6 +131,11 @@ def embedding_backward(call: Call, gpu: Silicon) -> list[Work]:
 
 
 TABLE = (
+    Entry(
+        "_embedding_bag_backward _embedding_bag_dense_backward",
+        embedding_backward,
+        "as the gradient of an embedding, after offsets to bags (EmbeddingBag.cu)",
+    ),
     Entry("masked_fill", masked_fill, "clone, then masked_fill_ (TensorAdvancedIndexing.cpp)"),
     Entry("masked_fill_ masked_scatter_", steps("elementwise:pointwise"), "one elementwise kernel (IndexKernel.cu)"),
     Entry("embedding index_select", gather_rows, "index_select, one kernel (Indexing.cu, indexSelect*Index)"),

@@ -54,6 +54,8 @@ class Known(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name == "_ctc_loss":
             self._stood_in(name)
             return _ctc_loss(*args[:2])
+        if name == "_cudnn_rnn_backward":
+            return (*map(_like, (args[0], args[4], args[5])), [_like(w) for w in args[1]])
         if name == "_ctc_loss_backward":
             return torch.empty_like(args[1])
         if name in _MASK_OPS:
@@ -185,6 +187,10 @@ class Known(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _stood_in(self, name: str) -> None:
         self.stand_ins[name] = self.stand_ins.get(name, 0) + 1
+
+
+def _like(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return None if tensor is None else torch.empty_like(tensor)
 
 
 def _ctc_loss(log_probs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

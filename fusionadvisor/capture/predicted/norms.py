@@ -146,6 +146,11 @@ def safe_softmax(call: Call, gpu: Silicon) -> list[Work]:
 
 TABLE = (
     Entry(
+        "_fft_r2c _fft_c2r _fft_c2c",
+        steps("custom"),
+        "cuFFT, one kernel for a plan that fits one pass (SpectralOps.cpp)",
+    ),
+    Entry(
         "_ctc_loss _ctc_loss_backward",
         steps("reduction", "reduction", "reduction"),
         "alphas, betas, and the gradient or the loss (LossCTC.cu)",

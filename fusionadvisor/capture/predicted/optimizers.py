@@ -5,6 +5,7 @@ from math import ceil
 
 from fusionadvisor.capture.predicted.gpus import Silicon
 from fusionadvisor.capture.predicted.kernels import Call, Entry, Kernel, Work, dense_order
+from fusionadvisor.capture.predicted.memory import steps
 
 CHUNK, BLOCKS = 65536, 320
 """Elements a block takes, and blocks a launch (MultiTensorApply.cuh, kChunkSize and depth_to_max_blocks)."""
@@ -33,7 +34,9 @@ def multi_tensor_launches(sizes: Iterable[int], tensors: int) -> int:
 
 def foreach(call: Call, gpu: Silicon) -> list[Work]:
     """One multi-tensor walk in as few launches as fit; lists that differ in type or layout go one by one."""
-    lists = [group for group in call.operands.values() if len(group) > 1 or len(call.operands) == 1]
+    # a fused optimizer reads the step counts beside its lists, and walks not over them
+    operands = {name: group for name, group in call.operands.items() if name not in ("state_steps", "grad_scale", "lr")}
+    lists = [group for group in operands.values() if len(group) > 1 or len(operands) == 1]
     if not lists:
         lists = [call.reads]
     count = max(map(len, lists))
@@ -59,4 +62,9 @@ def foreach(call: Call, gpu: Silicon) -> list[Work]:
     return work
 
 
-TABLE = (Entry("_amp_foreach_non_finite_check_and_unscale_ _amp_update_scale_", foreach, "one walk (AmpKernels.cu)"),)
+TABLE = (
+    Entry("_amp_foreach_non_finite_check_and_unscale_", foreach, "one walk over all gradients (AmpKernels.cu)"),
+    Entry(
+        "_amp_update_scale_", steps("elementwise:pointwise"), "one kernel (AmpKernels.cu, amp_update_scale_cuda_kernel)"
+    ),
+)

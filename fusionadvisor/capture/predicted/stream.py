@@ -96,7 +96,9 @@ def _built(source: Workload | Factory, session: device.Session) -> tuple[Program
             built = _build(source, session.on_cpu())
         except Exception:  # noqa: BLE001 - building it for real tells what is wrong, if anything is
             built = _build(source, nullcontext())
-        return built, built.call()
+        call = built.call()
+        # its own device from here on: autocast asks for it
+        return replace(built, workload=replace(built.workload, device="cuda")), call
 
 
 def _build(source: Workload | Factory, where: AbstractContextManager[None]) -> Program:
