@@ -267,12 +267,12 @@ def _taken(values: npt.NDArray[Any], rows: Ints, missing: int) -> npt.NDArray[np
 
 def categorical(codes: npt.NDArray[Any], texts: Any) -> pd.Categorical:
     """Return codes into ``texts`` as a categorical of the texts that occur; -1 is ``""``."""
-    unique, inverse = np.unique(codes, return_inverse=True)
-    listed = [texts[code] if code >= 0 else "" for code in unique.tolist()]
+    shifted = np.asarray(codes, dtype=np.int64) + 1
+    used = np.flatnonzero(np.bincount(shifted))
     pool = Pool()
-    return pd.Categorical.from_codes(
-        pool.codes(listed)[inverse.reshape(-1)], categories=pd.Index(list(pool), dtype=object)
-    )
+    short = np.zeros(int(used.max(initial=0)) + 1, dtype=np.int32)
+    short[used] = pool.codes([texts[code - 1] if code else "" for code in used.tolist()])
+    return pd.Categorical.from_codes(short[shifted], categories=pd.Index(list(pool), dtype=object))
 
 
 def decoded(pool: Pool, codes: npt.NDArray[np.int32]) -> npt.NDArray[np.object_]:

@@ -216,34 +216,27 @@ class _Document:
     def event_lists(self) -> Iterator[list[Event]]:
         """Yield the events of each block."""
         rest = self._find_list()
-        wanted = 0
         for block in self._blocks:
-            rest += block
             if self._ended:
-                self._tail = rest[:_LONGEST_TAIL]
-                rest = self._tail
-                continue
-            if len(rest) < wanted:
-                continue
-            if (cut := _last_boundary(rest)) is None:
-                wanted = 2 * len(rest)  # an event as long as a block: look again when there is twice as much
-                continue
-            events, rest = self._decode(rest, *cut)
-            wanted = 0
-            yield events
+                rest = (rest + block)[:_LONGEST_TAIL]
+            elif (cut := _last_boundary(block)) is None:
+                rest += block  # within one event as long as a block
+            else:
+                events, rest = self._decode(rest, block, *cut)
+                yield events
         if self._ended:
             self._tail = rest
             return
         yield self._decode_last(rest)
 
-    def _decode(self, text: bytes, end: int, begin: int) -> tuple[list[Event], bytes]:
-        """Return the events in ``text`` up to ``end``, and what is left: from ``begin`` on, or more after damage."""
+    def _decode(self, rest: bytes, block: bytes, end: int, begin: int) -> tuple[list[Event], bytes]:
+        """Decode ``rest`` and ``block`` up to ``end``; what is left is from ``begin`` on, or more after damage."""
         try:
-            return _DECODER.decode(b"".join((b"[", memoryview(text)[:end], b"]"))), text[begin:]
+            return _DECODER.decode(b"".join((b"[", rest, memoryview(block)[:end], b"]"))), block[begin:]
         except (msgspec.MsgspecError, RecursionError):
-            found = recover(text[:end], self._losses, final=False)
+            found = recover(rest + block[:end], self._losses, final=False)
             self._ended = found.ended
-            return found.events, found.rest + text[end:]
+            return found.events, found.rest + block[end:]
 
     def _decode_last(self, rest: bytes) -> list[Event]:
         text = rest.lstrip(b" \t\r\n,")
@@ -311,12 +304,12 @@ class _Document:
 def _last_boundary(text: bytes) -> tuple[int, int] | None:
     """Return where the last event but one ends and where the last begins."""
     for pattern in (BOUNDARY, ODD_BOUNDARY):
-        window = 1 << 16
-        while window < 8 * len(text):
+        window = 1 << 12
+        while window < 16 * len(text):
             last = None
             for match in pattern.finditer(text, max(0, len(text) - window)):
                 last = match.start() + 1, match.end()
             if last is not None:
                 return last
-            window *= 8
+            window *= 16
     return None
