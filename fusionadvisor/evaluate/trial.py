@@ -153,11 +153,25 @@ class _Trial:
         attempt = replace(attempt, sites=_sites(plan, applied=True))
         self.tell("verifying")
         verification = _verify(self.program, candidate)
+        if verification.verdict == "agrees" and not strategy.needs_cuda and self.program.training is None:
+            verification = self._with_used_norms(strategy, plan, subject, verification)
         attempt = replace(attempt, verification=verification)
         if verification.verdict == "diverges":
             return Done(replace(attempt, outcome="diverged", reason=f"{_sentence(verification.reason)}"))
         attempt = self._measured(strategy, attempt, base, candidate)
         return Done(attempt, replace(self.step, sites=plan.sites), attempt.before, attempt.after, attempt.speedup)
+
+    def _with_used_norms(
+        self, strategy: Strategy, plan: Plan, subject: Subject, verification: Verification
+    ) -> Verification:
+        """Verify again with other batch-norm statistics: fresh ones (mean 0, variance 1) hide a wrong fold."""
+        twin = copied(subject.model)
+        if not _disturb_fresh_norms(twin):
+            return verification
+        candidate = strategy.rewrite(copied(twin), plan, subject)
+        calls = tuple(_calls(self.program, VERIFY_SEEDS))[:1]
+        again = verify(twin, candidate, calls, _runner(self.program), device=self.program.workload.device)
+        return verification if again.verdict != "diverges" else again
 
     def _unplanned(self, strategy: Strategy, plan: Plan, attempt: Attempt, base: nn.Module) -> Attempt | None:
         """The attempt where there is nothing to rewrite, or no device to rewrite for."""
@@ -256,6 +270,21 @@ def _calls(program: Program, seeds: tuple[int, ...]) -> Iterator[Call]:
     own = batch_size(program.call())
     if own and program.batchable:
         yield program.call(seeds[-1] + 1, batch=own // 2 if own > 1 else 2)
+
+
+def _disturb_fresh_norms(model: nn.Module) -> bool:
+    """Give batch norms that have seen no data statistics as training would; say whether there were any."""
+    generator = torch.Generator().manual_seed(0)
+    fresh = False
+    for module in model.modules():
+        mean, var = getattr(module, "running_mean", None), getattr(module, "running_var", None)
+        if not (isinstance(mean, torch.Tensor) and isinstance(var, torch.Tensor)):
+            continue
+        if not mean.any() and bool((var == 1).all()):
+            fresh = True
+            mean.copy_(torch.randn(mean.shape, generator=generator))
+            var.copy_(torch.rand(var.shape, generator=generator) + 0.5)
+    return fresh
 
 
 def _verify(program: Program, candidate: nn.Module) -> Verification:

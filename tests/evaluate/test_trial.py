@@ -1,0 +1,55 @@
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fusionadvisor import strategies
+from fusionadvisor.evaluate.search import attempt
+from fusionadvisor.strategies import folding
+from fusionadvisor.workload.program import build
+from fusionadvisor.workload.resolve import resolve
+
+
+def test_a_wrong_fold_shows_although_the_statistics_are_fresh(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = resolve(tiny)
+    right = folding.fold_after
+
+    def forgets_the_mean(layer: Any, norm: Any) -> None:
+        with torch.no_grad():
+            norm.running_mean.zero_()
+        right(layer, norm)
+
+    good = attempt(workload, ["fuse_modules"], program=build(workload), budget_s=0).attempts[0]
+    assert good.verification is not None
+    assert good.verification.verdict == "agrees"
+    monkeypatch.setattr(folding, "fold_after", forgets_the_mean)
+    made = attempt(workload, ["fuse_modules"], program=build(workload), budget_s=0).attempts[0]
+    assert made.outcome == "diverged"
+
+
+def test_a_live_program_is_left_as_it_was_and_said_to_be_unisolated(tiny: str) -> None:
+    workload = resolve(tiny)
+    program = build(workload)
+    before = {name: tensor.clone() for name, tensor in program.model.state_dict().items()}
+    state = torch.get_rng_state()
+    outcome = attempt(workload, ["fuse_modules", "torchscript"], program=program, budget_s=0)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(t, before[n]) for n, t in program.model.state_dict().items())
+    assert any(isinstance(m, nn.BatchNorm2d) for m in program.model.modules())
+    assert [w.code for w in outcome.warnings] == ["W-live"]
+    assert [made.strategy for made in outcome.attempts] == ["fuse_modules", "torchscript"]
+
+
+def test_strategies_are_named_and_configured() -> None:
+    from fusionadvisor.errors import InputError
+
+    assert strategies.get("FUSE_MODULES").id == "fuse_modules"
+    with pytest.raises(InputError, match=r"No strategy is called 'fuse'.*fuse_modules"):
+        strategies.get("fuse")
+    with pytest.raises(InputError, match="takes no parameters"):
+        strategies.get("fuse_modules", {"x": "1"})
+    graph = strategies.get("cudagraph", {"static_outputs": "true"})
+    assert graph.parameters() == {"static_outputs": "True"}
+    with pytest.raises(InputError, match="static_outputs is no bool"):
+        strategies.get("cudagraph", {"static_outputs": "maybe"})
