@@ -9,6 +9,7 @@ import pandas as pd
 from fusionadvisor.trace.timeline import (
     KERNEL_COLUMNS,
     LAUNCH_COLUMNS,
+    MEMORY_COLUMNS,
     OP_COLUMNS,
     DeviceInfo,
     Recording,
@@ -109,7 +110,7 @@ def timeline(
     indices = sorted({c.step for c in calls if c.step >= 0}) or [0]
     return Timeline(
         kernels=table(kernels, KERNEL_COLUMNS),
-        memory=table(list(memory), _MEMORY),
+        memory=table(list(memory), MEMORY_COLUMNS),
         launches=table(launches, LAUNCH_COLUMNS),
         ops=table(ops, OP_COLUMNS),
         syncs=table(list(syncs), _SYNCS),
@@ -121,7 +122,6 @@ def timeline(
     )
 
 
-_MEMORY = {k: KERNEL_COLUMNS[k] for k in ("start_ns", "dur_ns", "device", "stream", "name", "source", "step")}
 _SYNCS = {
     **{k: LAUNCH_COLUMNS[k] for k in ("start_ns", "dur_ns", "pid", "tid", "name", "op_id")},
     **{k: KERNEL_COLUMNS[k] for k in ("module", "source", "step")},
@@ -132,7 +132,8 @@ def table(rows: list[dict[str, Any]], columns: dict[str, str]) -> pd.DataFrame:
     """Return rows as a DataFrame of exactly these columns."""
     made: dict[str, Any] = {}
     for name, kind in columns.items():
-        values = [row.get(name, "" if kind == "category" else None) for row in rows]
+        missing = {"category": "", "int64": -1}.get(kind)
+        values = [row.get(name, missing) for row in rows]
         column: Any = pd.Series(values, dtype=object)
         made[name] = column if kind == "object" else column.astype(kind)
     return pd.DataFrame(made, columns=list(columns))

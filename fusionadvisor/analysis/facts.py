@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 from fusionadvisor.analysis import cost, devices
 from fusionadvisor.analysis.dataflow import Dataflow, build
 from fusionadvisor.analysis.groups import Group, Stretch, describe, groups, stretches
-from fusionadvisor.analysis.launch import Launch, study
+from fusionadvisor.analysis.idle import split
+from fusionadvisor.analysis.launch import Launch, Queue, queue, study
 from fusionadvisor.analysis.nodes import Node
 from fusionadvisor.analysis.quantities import busy_us, by_step, in_steps, span_us
 from fusionadvisor.flow.graph import FlowGraph
-from fusionadvisor.report.model import Range
+from fusionadvisor.report.model import Idle, Range
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,6 +67,16 @@ class Facts:
         return study(self.timeline, self.latency_us)
 
     @cached_property
+    def queue(self) -> Queue | None:
+        """The queue to replay; None where launch times are not those of an unprofiled run, or not all recorded."""
+        return queue(self.timeline) if self.latency_us is None else None
+
+    @cached_property
+    def idle(self) -> Idle | None:
+        """Idle time a step by cause."""
+        return split(self.timeline)
+
+    @cached_property
     def gpu(self) -> devices.Gpu | None:
         """The table's entry of the GPU that ran the kernels; None where there was none, several, or an unknown one."""
         used = {int(d) for d in self.timeline.kernels["device"].unique()}
@@ -95,8 +106,16 @@ class Facts:
 
     @cached_property
     def kernel_us(self) -> float:
-        """Sum of the kernels' durations, all steps together."""
-        return float(self._stepped["dur_ns"].sum()) / 1e3
+        """Sum of the kernels' durations, all steps together.
+
+        Kernels without a launch ran beside the steps, in none that is known; they are part of the sum, as they are of
+        the report's totals.
+        """
+        kernels = self.timeline.kernels
+        counted = kernels["step"].to_numpy() >= 0
+        if not self.timeline.stand_ins:
+            counted |= kernels["launch_id"].to_numpy() < 0
+        return float(kernels["dur_ns"].to_numpy()[counted].sum()) / 1e3
 
     @cached_property
     def step_us(self) -> float:

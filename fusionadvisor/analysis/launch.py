@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 from fusionadvisor.analysis.quantities import busy_us, by_step, in_steps, span_us
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import numpy as np
     import numpy.typing as npt
     import pandas as pd
@@ -41,6 +43,69 @@ def replay_span(launch_us: "npt.NDArray[np.float64]", dur_us: "npt.NDArray[np.fl
 def graph_span(dur_us: "npt.NDArray[np.float64]") -> float:
     """Return the time of the same kernels with every launch already in the queue."""
     return float(dur_us.sum() + GAP_US * max(0, len(dur_us) - 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """Kernels (rows of ``Timeline.kernels``) that become one, and the share of their time that this one takes."""
+
+    kernels: tuple[int, ...]
+    remaining: float
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Queue:
+    """The kernels of the steps in the order they were queued, to be replayed with some of them made one.
+
+    Args:
+        launch_us: When each was launched.
+        dur_us: How long each ran.
+        place: For each row of ``Timeline.kernels`` its place in the queue, -1 for none.
+        starts: Places at which a new part begins: a step, a device, or the first launch after the CPU had waited for
+            the device. What is saved before a wait moves all that follows, so the savings of the parts add up.
+    """
+
+    launch_us: "npt.NDArray[np.float64]"
+    dur_us: "npt.NDArray[np.float64]"
+    place: "npt.NDArray[np.int64]"
+    starts: "npt.NDArray[np.int64]"
+
+    def saved(self, merges: "Iterable[Merge]", *, earlier: bool) -> float:
+        """Return how many µs sooner the queue is done when each merge is one kernel, launched where its first was.
+
+        Args:
+            merges: What becomes one; a merge without remaining time leaves no kernel at all.
+            earlier: The CPU no longer spends time on the launches that fall away, and later ones come earlier. A launch
+                is taken to cost the time since the one before it, at most the median of these.
+        """
+        import numpy as np
+
+        dur, gone = self.dur_us.copy(), np.zeros(len(self.dur_us), bool)
+        changed = [np.zeros(0, np.int64)]
+        for merge in merges:
+            at = np.sort(self.place[list(merge.kernels)])
+            dur[at[0]] = merge.remaining * self.dur_us[at].sum()
+            gone[at[1:] if merge.remaining > 0 else at] = True
+            changed.append(at)
+        launch = self.launch_us - np.cumsum(np.where(gone, self._cost(), 0.0)) if earlier else self.launch_us
+        total = 0.0
+        for part in np.unique(np.searchsorted(self.starts, np.concatenate(changed), side="right")):
+            span = slice(self.starts[part - 1], self.starts[part] if part < len(self.starts) else None)
+            before = replay_ends(self.launch_us[span], self.dur_us[span])[-1]
+            kept = ~gone[span]
+            first = self.launch_us[span][0]
+            moved = launch[span][kept] + first - launch[span][0]  # what earlier parts save is theirs
+            total += before - (replay_ends(moved, dur[span][kept])[-1] if kept.any() else first + LAUNCH_TO_START_US)
+        return float(max(0.0, total))
+
+    def _cost(self) -> "npt.NDArray[np.float64]":
+        """What launching each cost the CPU; 0 for the first of a part."""
+        import numpy as np
+
+        gaps = np.maximum(np.diff(self.launch_us, prepend=self.launch_us[:1]), 0.0)
+        gaps[self.starts] = 0.0
+        within = np.delete(gaps, self.starts)
+        return np.minimum(gaps, np.median(within)) if len(within) else gaps
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,18 +157,46 @@ def _saving(
     steps = max(1, len(timeline.steps))
     if latency_us is not None:  # the profiler slows the CPU, an unprofiled latency does not know it
         return max(0.0, latency_us * steps - busy - GAP_US * len(queued)), ""
-    if not timeline.recording.light:
-        heavy = [w for w in ("stacks", "shapes", "memory", "modules") if getattr(timeline.recording, w)]
-        return None, f"recorded with {_listed(heavy)}, which slows the CPU several times"
-    if (queued["launch_ns"] < 0).any():
-        return None, f"{int((queued['launch_ns'] < 0).sum())} kernels have no launch in the recording"
-    if queued.groupby("device", observed=True)["stream"].nunique().max() > 1:
-        return None, "kernels ran on several streams, and what waited for what is not recorded"
+    if reason := _obstacle(timeline, queued):
+        return None, reason
     saved = 0.0
     for part in by_step(queued):
         launch, dur = part["launch_ns"].to_numpy() / 1e3, part["dur_ns"].to_numpy() / 1e3
-        saved += max(0.0, replay_span(launch, dur) - graph_span(dur))
+        idle = span_us(part) - busy_us(part)  # whatever the model says, no more can be saved
+        saved += min(idle, max(0.0, replay_span(launch, dur) - graph_span(dur)))
     return saved, ""
+
+
+def _obstacle(timeline: "Timeline", queued: "pd.DataFrame") -> str:
+    """Say why these kernels cannot be replayed, empty where they can."""
+    if not timeline.recording.light:
+        heavy = [w for w in ("stacks", "shapes", "memory", "modules") if getattr(timeline.recording, w)]
+        return f"recorded with {_listed(heavy)}, which slows the CPU several times"
+    if (queued["launch_ns"] < 0).any():
+        return f"{int((queued['launch_ns'] < 0).sum())} kernels have no launch in the recording"
+    if queued.groupby("device", observed=True)["stream"].nunique().max() > 1:
+        return "kernels ran on several streams, and what waited for what is not recorded"
+    return ""
+
+
+def queue(timeline: "Timeline") -> Queue | None:
+    """Return the queue of the kernels that were launched one by one; None where it cannot be replayed."""
+    import numpy as np
+
+    kernels = timeline.kernels
+    rows = np.flatnonzero((kernels["step"].to_numpy() >= 0) & (kernels["graph_id"].to_numpy() < 0))
+    if not len(rows) or timeline.stand_ins or timeline.basis == "predicted" or _obstacle(timeline, kernels.iloc[rows]):
+        return None
+    device, step, start, launch, dur = (
+        kernels[c].to_numpy()[rows] for c in ("device", "step", "start_ns", "launch_ns", "dur_ns")
+    )
+    waits = np.searchsorted(np.sort(timeline.syncs["start_ns"].to_numpy()), launch)
+    order = np.lexsort((start, step, device))
+    changes = [np.diff(column[order]) != 0 for column in (device, step, waits)]
+    place = np.full(len(kernels), -1, np.int64)
+    place[rows[order]] = np.arange(len(rows))
+    starts = np.flatnonzero(np.concatenate(([True], np.logical_or.reduce(changes))))
+    return Queue(launch[order] / 1e3, dur[order] / 1e3, place, starts)
 
 
 def _listed(words: list[str]) -> str:

@@ -186,12 +186,28 @@ class TimelineSummary:
 
 
 @dataclass(frozen=True, slots=True)
+class Idle:
+    """Time a step in which the device computed nothing, by what it waited for, as recorded, profiler included.
+
+    ``other`` is what passes between queued kernels and what nothing in the recording explains.
+    """
+
+    launch_us: float = 0.0
+    sync_us: float = 0.0
+    data_us: float = 0.0
+    communication_us: float = 0.0
+    other_us: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchBound:
     """Whether the CPU keeps the GPU waiting. ``share`` is the idle share a graph would remove, None where unknown."""
 
     break_even_us: float | None
     share: float | None = None
     reason: str = ""
+    idle: Idle | None = None
+    """None where nothing was recorded on a device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +270,7 @@ class Finding:
     """Indices into the kernel table, of all instances."""
     kernel_us: float = 0.0
     share: float = 0.0
-    """Share of the step's kernel time that these kernels take."""
+    """Share of all kernel time of the steps that these kernels take; kernels without a launch are part of the whole."""
     flow: Literal["proven", "assumed"] = "assumed"
     evidence: tuple[str, ...] = ()
     remedies: tuple[str, ...] = ()

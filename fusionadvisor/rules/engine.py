@@ -11,6 +11,7 @@ from fusionadvisor import catalog, units
 from fusionadvisor.analysis import cost
 from fusionadvisor.analysis.facts import Facts
 from fusionadvisor.analysis.groups import describe
+from fusionadvisor.analysis.launch import Merge
 from fusionadvisor.errors import InputError
 from fusionadvisor.report.model import (
     Finding,
@@ -93,11 +94,12 @@ def run(facts: Facts, among: Iterable[Rule] | None = None) -> Advice:
 
 @dataclass(slots=True)
 class _Proposal:
-    """A candidate with the share of its time that is credited to it, and who has the rest."""
+    """A candidate with the share of its time that is credited to it, the nodes that is, and who has the rest."""
 
     rule: Rule
     candidate: Candidate
     share: float = 1.0
+    own: list[int] = field(default_factory=list)
     winners: list["_Proposal"] = field(default_factory=list)
 
 
@@ -151,6 +153,7 @@ def _credit(proposals: list[_Proposal], facts: Facts) -> list[_Proposal]:
             proposal.share = sum(facts.nodes[n].us for n in free) / us if us and len(free) > 1 else 0.0
             proposal.winners = list({id(owner[n]): owner[n] for n in nodes if n in owner}.values())
         if proposal.share:
+            proposal.own = free
             owner.update(dict.fromkeys(free, proposal))
     return ranked
 
@@ -198,7 +201,7 @@ def _collapse(group: list[_Proposal], facts: Facts) -> Finding:
     parts = [cost.scale(p.candidate.saving, p.share * n) for p, n in zip(group, times, strict=True)]
     gpu = cost.scale(cost.total(parts), 1 / facts.steps)
     own = [p.candidate.step_us for p in group if p.candidate.step_us is not None]
-    step = cost.scale(cost.total(own), 1 / facts.steps) if own else _step_saving(gpu, facts)
+    step = cost.scale(cost.total(own), 1 / facts.steps) if own else _step_saving(group, gpu, facts)
     places = [_place(p.candidate) for p in group]
     modules = dict.fromkeys(module for module, _ in places if module)
     worth = max(step.high, gpu.high)
@@ -225,14 +228,37 @@ def _place(candidate: Candidate) -> tuple[str, Source | None]:
     return (candidate.anchor.module, source(candidate.anchor)) if candidate.anchor else candidate.where
 
 
-def _step_saving(gpu: Range, facts: Facts) -> Range:
-    """What a step gains when these kernels shrink: all of it where the GPU never waits, unknown where it may."""
+def _step_saving(group: list[_Proposal], gpu: Range, facts: Facts) -> Range:
+    """What a step gains when these kernels become one each.
+
+    Where the recording's launch times can be trusted, its queue is replayed with and without: at worst the CPU takes as
+    long as before. Elsewhere it is all of the kernels' saving where the GPU never waits, and unknown where it may.
+    """
     launch = facts.launch
+    if facts.queue is not None:
+        low = _replayed(group, "low", facts)
+        high = max(low, _replayed(group, "high", facts))
+        return Range(low, None if gpu.likely is None else min(high, max(low, _replayed(group, "likely", facts))), high)
     if facts.timeline.stand_ins or launch.idle_share < 0.1 or not launch.kernels:
         return gpu
     if launch.saving_us is not None and facts.step_us and launch.saving_us / facts.steps < 0.1 * facts.step_us:
         return gpu
     return Range(0.0, None, gpu.high)
+
+
+def _replayed(group: list[_Proposal], end: str, facts: Facts) -> float:
+    """Return what a step gains by replay if kernels save this end of their bound. Equal steps are replayed once."""
+    assert facts.queue is not None
+    merges: dict[int, list[Merge]] = defaultdict(list)
+    for proposal in group:
+        nodes = [facts.nodes[n] for n in proposal.own]
+        us = sum(n.us for n in nodes)
+        if us > 0:
+            saved = getattr(proposal.candidate.saving, end) * proposal.share / us
+            rows = tuple(k for n in nodes for k in n.first)
+            merges[nodes[0].repeats].append(Merge(rows, max(0.0, 1 - saved)))
+    saved = sum(n * facts.queue.saved(some, earlier=end != "low") for n, some in merges.items())
+    return saved / facts.steps
 
 
 def _evidence(group: list[_Proposal], facts: Facts) -> tuple[str, ...]:
@@ -304,6 +330,7 @@ def _fusion(facts: Facts) -> Fusion:
             None if facts.timeline.stand_ins else launch.break_even_us,
             None if share is None else min(1.0, share),
             _said(facts),
+            facts.idle,
         ),
         syncs=round(len(facts.timeline.syncs) / facts.steps),
     )

@@ -17,6 +17,13 @@ EAGER_SHARE = 0.05
 """Fewer of the ops than this outside compiled regions are the glue around any model."""
 WORTH_SHARE = 0.1
 """Idle time below this share of a step is within what the queue model and run-to-run noise explain."""
+WAITED_FOR = (
+    ("launch_us", "for the next launch"),
+    ("sync_us", "for a launch after the CPU had waited for the GPU"),
+    ("data_us", "for data"),
+    ("communication_us", "for communication"),
+    ("other_us", "between queued kernels"),
+)
 
 
 class LaunchBound(Rule):
@@ -66,6 +73,7 @@ class LaunchBound(Rule):
             f"{units.plural(round(launch.kernels / facts.steps), 'kernel')} a step, busy "
             f"{units.time_us(launch.busy_us / facts.steps)} of {units.time_us(facts.step_us)}.",
             f"Break-even: {launch.break_even_us:.2f} µs of CPU time a kernel.",
+            *self._idle(facts),
             *self._obstacles(facts),
         )
         return Looked(
@@ -84,9 +92,18 @@ class LaunchBound(Rule):
             f"Launch-bound if the CPU needs more than {limit} a kernel; unknown from this recording: {launch.reason}.",
             f"The device is idle for {units.percent(launch.idle_share)} of the window, how much of it without the "
             "profiler is not known.",
+            *self._idle(facts),
             *self._obstacles(facts),
         )
         return Looked((Candidate((), NOTHING, "step", step_us=NOTHING, evidence=evidence),))
+
+    def _idle(self, facts: Facts) -> tuple[str, ...]:
+        """What the device waited for, largest first."""
+        if facts.idle is None:
+            return ()
+        parts = sorted(((getattr(facts.idle, field), words) for field, words in WAITED_FOR), reverse=True)
+        said = [f"{units.time_us(us)} {words}" for us, words in parts if us >= 0.5]
+        return (f"Idle as recorded, a step: {', '.join(said)}.",) if said else ()
 
     def _obstacles(self, facts: Facts) -> tuple[str, ...]:
         """What would keep the step from being captured."""

@@ -125,6 +125,46 @@ def test_heavy_recording_has_break_even_and_no_saving() -> None:
     assert advice.fusion.launch_bound.share is None
 
 
+def test_idle_time_is_said_by_cause() -> None:
+    """A hundred kernels of 2 µs every 50 µs: 99 gaps of 48, each ended by a late launch."""
+    advice = engine.run(Facts(idle(100, 2, 50, Recording(stacks=True))))
+    (finding,) = (f for f in advice.findings if f.rule == "FA301")
+    assert any("4752.0 µs for the next launch" in sentence for sentence in finding.evidence)
+    assert advice.fusion.launch_bound.idle is not None
+    assert advice.fusion.launch_bound.idle.launch_us == pytest.approx(99 * 48)
+
+
+def test_the_step_is_replayed_with_the_kernels_as_one() -> None:
+    """Three kernels of 2 µs launched at 0, 10 and 20; the last two could save 2 of their 4 µs.
+
+    Ends at 8.4, 18.4, 28.4. As one they are launched at 10 and end at 18.4: the step is 10 µs shorter.
+    At the low end nothing is saved: one kernel of 4 µs launched at 10 ends at 20.4, 8 µs sooner.
+    """
+
+    class Two(Rule):
+        """Claims the last two."""
+
+        id = "XX3"
+
+        def look(self, facts: Facts) -> Looked:
+            return Looked((Candidate((1, 2), Range(0.0, None, 2.0), "two", facts.nodes[1]),))
+
+    calls = [call("aten::relu", TOK, us=2, gap_us=8 if i else 0, launch_us=10.0 * i) for i in range(3)]
+    (finding,) = engine.run(Facts(timeline(calls, recording=Recording())), (Two(),)).findings
+    assert finding.saving.gpu_us == Range(0.0, None, 2.0)
+    assert finding.saving.step_us.low == pytest.approx(8.0)
+    assert finding.saving.step_us.high == pytest.approx(10.0)
+    (finding,) = engine.run(Facts(timeline(calls, recording=Recording(stacks=True))), (Two(),)).findings
+    assert finding.saving.step_us == Range(0.0, None, 2.0)
+
+
+def test_shares_are_of_all_kernels_those_without_a_launch_too() -> None:
+    """A norm of 37 µs, a convolution of 60, and 100 µs of a kernel whose launch was not recorded: 37 of 197."""
+    orphan = call("", us=100.0, kind="custom", linked=False, step=-1)
+    (finding,) = (f for f in engine.run(Facts(timeline([orphan, conv(), batch_norm()]))).findings if f.rule == "FA101")
+    assert finding.share == pytest.approx(37 / 197)
+
+
 def test_light_recording_has_a_share() -> None:
     """4633.2 µs of a window of 99 · 50 + 2 = 4952 µs."""
     advice = engine.run(Facts(idle(100, 2, 50, Recording())))
