@@ -277,3 +277,8 @@ def test_a_model_that_fails_everywhere_is_an_error_of_one_sentence() -> None:
         predict_model(tiny.mlp, tiny.wrong, "h100")
     # and this process has not become one with a fake device
     assert not torch.accelerator.is_available()
+
+
+def test_a_model_too_large_for_the_cpu_is_not_run_there() -> None:
+    with pytest.raises(InputError, match="too large to run it on the CPU"):
+        predict_model(tiny.LargeNumpy, tiny.rows, "h100")

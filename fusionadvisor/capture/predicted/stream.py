@@ -19,9 +19,13 @@ from fusionadvisor.errors import FusionAdvisorError, InputError
 from fusionadvisor.flow.graph import FlowGraph, Value
 from fusionadvisor.flow.record import record
 from fusionadvisor.report.model import Mode, TensorSpec, Workload
+from fusionadvisor.units import size_bytes
 from fusionadvisor.workload import program
 from fusionadvisor.workload.inputs import Call
 from fusionadvisor.workload.program import Program
+
+LARGEST_ON_CPU = 4_000_000_000
+"""Bytes of weights up to which a model that cannot run without memory is built for real."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,7 @@ def stream(source: Workload | Factory, gpu: Silicon, crashed: str = "") -> Strea
         return _on_cpu(source, gpu, crashed)
     device.register()
     session = device.Session(gpu)
+    built: Program | None = None
     try:
         built, call = _built(source, session)
         specs = built.specs(call)
@@ -84,9 +89,19 @@ def stream(source: Workload | Factory, gpu: Silicon, crashed: str = "") -> Strea
             flow = _record(built, session.place_call(call))
     except FusionAdvisorError:
         raise
-    except Exception as error:  # noqa: BLE001 - whatever a model does on a device that is not there
+    except Exception as error:
+        if built is not None and (size := _weights(built.model)) > LARGEST_ON_CPU:
+            raise InputError(
+                f"The model does not run on a stand-in for {gpu.name} ({_said(error)}), and its weights of "
+                f"{size_bytes(size)} are too large to run it on the CPU instead.",
+                "Predict it with fewer layers.",
+            ) from error
         return _on_cpu(source, gpu, _said(error))
     return _looked_up(flow, gpu, specs, session.known.stand_ins)
+
+
+def _weights(model: torch.nn.Module) -> int:
+    return sum(t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers()))
 
 
 def _built(source: Workload | Factory, session: device.Session) -> tuple[Program, Call]:
