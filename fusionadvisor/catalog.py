@@ -42,6 +42,8 @@ class Entry:
 
 STRATEGIES: tuple[Entry, ...] = (
     Entry("fuse_modules", "Fold batch norm, join activations", "fusionadvisor.strategies.fuse_modules:FuseModules"),
+    Entry("horizontal", "Merge layers that read one input", "fusionadvisor.strategies.horizontal:Horizontal"),
+    Entry("sdpa", "Use scaled dot-product attention", "fusionadvisor.strategies.sdpa:Sdpa"),
     Entry("fx", "Rewrite a captured graph", "fusionadvisor.strategies.fx:FxPasses"),
     Entry("inplace", "Do activations in place", "fusionadvisor.strategies.inplace:InPlace"),
     Entry("channels_last", "Keep the model in channels-last", "fusionadvisor.strategies.channels_last:ChannelsLast"),

@@ -77,7 +77,7 @@ def judge(problems: list[tuple[source.Function, list[ast.expr], str]]) -> str:
     """A problem does not matter in the one function that mentions a site if that function does the same every time."""
     if len(problems) == 1:
         function, nodes, _ = problems[0]
-        if _branch_free(function) and not any(_passed_on(function, node) for node in nodes):
+        if branch_free(function) and not any(_passed_on(function, node) for node in nodes):
             return ""
     return next((problem for _, _, problem in problems if problem), "")
 
@@ -163,7 +163,7 @@ def _used_whole(function: source.Function, node: ast.expr, depth: int) -> bool:
     return all(_used_whole(function, n, depth - 1) for n in loads if isinstance(n.ctx, ast.Load))
 
 
-def _branch_free(function: source.Function) -> bool:
+def branch_free(function: source.Function) -> bool:
     """Whether every call of the function does the same things: then what was recorded once is always so."""
     body = function.node.body
     for node in ast.walk(function.node):

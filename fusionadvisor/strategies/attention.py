@@ -1,0 +1,438 @@
+"""Attention written out in a captured graph, and what it becomes.
+
+Scores, scale, mask, softmax and the product with the values are found by what is computed. What is found only counts
+once the recorded values confirm it; what is not proven is named.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from fusionadvisor.strategies.patterns import kind
+
+MASKED = -1e8
+"""A score filled with less has no weight left in float32 or float64 beside any score that a model computes."""
+_PRODUCTS = ("matmul", "bmm")
+_CASTS = ("to", "float", "half", "bfloat16", "double", "type", "type_as")
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Attention in a graph: from the query to the product with the values.
+
+    Args:
+        root: What computes the result.
+        inner: Nodes that are needed for nothing else.
+        q: Query.
+        kt: Key, its last two dimensions exchanged.
+        v: Value.
+        scale: A number or a node that is one; ``divided`` where the scores are divided by it.
+        mask: Node of the mask; ``masking`` says whether it is added, or where it is True filled or kept.
+        fill: What the mask fills with.
+        open: No row of the mask can be masked entirely, whatever its size.
+        repeats: The key and value before their heads were repeated, where both are.
+        cast: The softmax or what surrounds it names a dtype.
+        dropouts: Nodes of dropout between weights and values.
+    """
+
+    root: fx.Node
+    inner: frozenset[fx.Node]
+    q: fx.Node
+    kt: fx.Node
+    v: fx.Node
+    softmax: fx.Node
+    scale: Any = None
+    divided: bool = False
+    mask: fx.Node | None = None
+    masking: str = ""
+    fill: float = 0.0
+    open: bool = False
+    repeats: tuple[fx.Node, fx.Node] | None = None
+    cast: bool = False
+    dropouts: tuple[fx.Node, ...] = ()
+
+    def write(self, graph: fx.Graph) -> None:
+        """Put the fused call in the place of ``root`` and take the rest away."""
+        k, v = self.repeats or (self.kt, self.v)
+        options = {
+            "scale": self.scale, "divided": self.divided, "masking": self.masking, "fill": self.fill,
+            "open_rows": self.open, "grouped": self.repeats is not None,
+        }  # fmt: skip
+        with graph.inserting_before(self.root):
+            new = graph.call_function(attend, (self.q, k, v, self.mask), options)
+        self.root.replace_all_uses_with(new)
+        for node in (self.root, *(n for n in reversed(graph.nodes) if n in self.inner)):
+            if not node.users:
+                graph.erase_node(node)
+
+
+@dataclass
+class Reader:
+    """Finds attention in one module's captured forward."""
+
+    module: nn.Module
+    graph: fx.Graph
+    refused: list[tuple[fx.Node, str]] = field(default_factory=list)
+
+    def found(self) -> Iterator[Attention]:
+        """Every written-out attention; what only comes close is added to ``refused``."""
+        for node in self.graph.nodes:
+            if not self._softmax(node):
+                continue
+            match = self._attention(node)
+            if isinstance(match, Attention):
+                yield match
+            elif match:
+                self.refused.append((node, match))
+
+    def _is(self, node: Any, *names: str) -> bool:
+        return isinstance(node, fx.Node) and node.op != "call_module" and kind(node, self.module) in names
+
+    def _layer(self, node: Any, *kinds: type[nn.Module]) -> Any:
+        """The torch module a node calls, if it is of one of these kinds and has no hooks of its own."""
+        if not (isinstance(node, fx.Node) and node.op == "call_module"):
+            return None
+        layer = self.module.get_submodule(str(node.target))
+        plain = type(layer) in kinds and not layer._forward_hooks and not layer._forward_pre_hooks
+        return layer if plain and "forward" not in vars(layer) else None
+
+    def _softmax(self, node: fx.Node) -> bool:
+        return self._is(node, "softmax") or self._layer(node, nn.Softmax) is not None
+
+    def _attention(self, softmax: fx.Node) -> "Attention | str":
+        """The attention around a softmax; a reason where it nearly is one; empty where it is something else."""
+        inner: set[fx.Node] = set()
+        before = self._scores(softmax.args[0] if softmax.args else softmax.kwargs.get("input"), inner)
+        if before is None:
+            return ""
+        if isinstance(before, str):
+            return before
+        after = self._product(softmax, inner)
+        if isinstance(after, str):
+            return after
+        root, dropouts, cast = after
+        layer = self._layer(softmax, nn.Softmax)
+        dim = layer.dim if layer is not None else _argument(softmax, 1, "dim")
+        if not isinstance(dim, int):
+            return "the dimension of its softmax is not a constant"
+        product, cast_before = before.pop("product"), before.pop("cast")
+        q, kt = product.args
+        v: Any = root.args[1]
+        if not all(isinstance(n, fx.Node) for n in (q, kt, v)):
+            return "its operands cannot be told apart"
+        for node in inner - {root}:
+            if not set(node.users) <= inner | {root}:
+                what = "weights are" if node is softmax or node in dropouts else "scores are"
+                return f"its {what} also read elsewhere or returned ({node.name})"
+        dtype = None if layer is not None else softmax.kwargs.get("dtype")
+        if before.get("mask") is not None:
+            before["open"] = self._always_open(before["mask"], before["masking"])
+        return Attention(
+            root, frozenset(inner - {root}), q, kt, v, softmax, dropouts=dropouts,
+            cast=cast or cast_before or dtype is not None, repeats=self._repeats(kt, v), **before,
+        )  # fmt: skip
+
+    def _scores(self, node: Any, inner: set[fx.Node]) -> "dict[str, Any] | str | None":
+        """What is between the product of query and key and the softmax, from the softmax backwards."""
+        found: dict[str, Any] = {"cast": False}
+        nodes: list[fx.Node] = []
+        while not self._is(node, *_PRODUCTS):
+            if not isinstance(node, fx.Node):
+                return None
+            nodes.append(node)
+            step = self._mask(node) or self._scaling(node)
+            if step is None:
+                if not self._is(node, *_CASTS):
+                    return None
+                found["cast"], node = True, node.args[0]
+                continue
+            if "mask" in step and "mask" in found:
+                return "it has two masks"
+            if "mask" in step and "scale" in found:
+                return "it is scaled after it was masked"
+            if "scale" in step and "scale" in found:
+                return "it is scaled twice"
+            if isinstance(step.get("fill"), str):
+                return str(step["fill"])
+            node = step.pop("rest")
+            found.update(step)
+        if len(node.args) != 2:
+            return None
+        inner.update(nodes, {node})
+        return found | {"product": node}
+
+    def _mask(self, node: fx.Node) -> dict[str, Any] | None:
+        if self._is(node, "add") and len(node.args) == 2 and not node.kwargs:
+            for rest, mask in (node.args, node.args[::-1]):
+                if isinstance(mask, fx.Node) and self._reaches(rest):
+                    return {"rest": rest, "mask": mask, "masking": "add"}
+        if self._is(node, "masked_fill") and isinstance(mask := _argument(node, 1, "mask"), fx.Node):
+            fill = self._fill(_argument(node, 2, "value"))
+            return {"rest": node.args[0], "mask": mask, "masking": "fill", "fill": fill}
+        if self._is(node, "where") and len(node.args) == 3 and isinstance(node.args[0], fx.Node):
+            mask, kept, filled = node.args
+            if self._reaches(kept):
+                return {"rest": kept, "mask": mask, "masking": "keep", "fill": self._fill(filled)}
+            if self._reaches(filled):
+                return {"rest": filled, "mask": mask, "masking": "fill", "fill": self._fill(kept)}
+        return None
+
+    def _fill(self, value: Any) -> float | str:
+        number = self.number(value)
+        if number is None:
+            return "what its mask fills with is not a constant"
+        if not number <= MASKED:
+            return f"its mask fills with {number:g}, which masks only where the scores stay far above it"
+        return number
+
+    def number(self, value: Any) -> float | None:
+        """A constant as a number: a literal, or a tensor that the forward makes of one."""
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+        if isinstance(value, fx.Node) and value.op == "get_attr" and str(value.target).startswith("_tensor_constant"):
+            tensor = getattr(self.module, str(value.target))
+            return float(tensor) if tensor.numel() == 1 else None
+        return None
+
+    def _scaling(self, node: fx.Node) -> dict[str, Any] | None:
+        if self._is(node, "mul") and len(node.args) == 2:
+            for rest, scale in (node.args, node.args[::-1]):
+                if self._reaches(rest) and not self._reaches(scale):
+                    return {"rest": rest, "scale": self._constant(scale), "divided": False}
+        if self._is(node, "div") and len(node.args) == 2 and not node.kwargs and self._reaches(node.args[0]):
+            return {"rest": node.args[0], "scale": self._constant(node.args[1]), "divided": True}
+        return None
+
+    def _constant(self, value: Any) -> Any:
+        number = self.number(value)
+        return value if number is None else number
+
+    def _reaches(self, node: Any) -> bool:
+        """Whether a product comes before a node, with nothing but scale, mask and cast between."""
+        for _ in range(6):
+            if self._is(node, *_PRODUCTS):
+                return True
+            if self._is(node, "where") and len(node.args) == 3:
+                return any(self._reaches(arg) for arg in node.args[1:])
+            if self._is(node, "add", "mul") and len(node.args) == 2:
+                return any(self._reaches(arg) for arg in node.args)
+            if not self._is(node, "div", "masked_fill", *_CASTS) or not node.args:
+                return False
+            node = node.args[0]
+        return False
+
+    def _product(self, softmax: fx.Node, inner: set[fx.Node]) -> "tuple[fx.Node, tuple[fx.Node, ...], bool] | str":
+        """The product with the values, the dropouts before it, and whether there is a cast before it."""
+        dropouts: list[fx.Node] = []
+        node, cast = softmax, False
+        while True:
+            inner.add(node)
+            if len(node.users) != 1:
+                return "its weights are also read elsewhere or returned"
+            user = next(iter(node.users))
+            if self._is(user, *_PRODUCTS):
+                if len(user.args) != 2 or user.args[0] is not node:
+                    return "its weights are not the left side of the product with the values"
+                inner.add(user)
+                return user, tuple(dropouts), cast
+            if self._is(user, "dropout") or self._layer(user, nn.Dropout) is not None:
+                dropouts.append(user)
+            elif self._is(user, *_CASTS):
+                cast = True
+            else:
+                return f"its weights are changed by {user.name} before the product with the values"
+            node = user
+
+    def dropout(self, node: fx.Node) -> bool:
+        """Whether a dropout drops anything in the mode the graph was captured in."""
+        layer = self._layer(node, nn.Dropout)
+        if layer is not None:
+            return bool(layer.training and layer.p)
+        p, training = _argument(node, 1, "p", 0.5), _argument(node, 2, "training", True)
+        return not (training is False or (isinstance(p, int | float) and p == 0))
+
+    # masks ------------------------------------------------------------------------------------------------------------
+
+    def _always_open(self, mask: fx.Node, masking: str) -> bool:
+        """Whether the mask is made of constants so that every row may see at least itself."""
+        sample = self._sample(mask)
+        if sample is None or sample.dim() < 2 or sample.shape[-1] != sample.shape[-2]:
+            return False
+        diagonal = sample.diagonal(dim1=-2, dim2=-1)
+        if masking == "add":
+            return bool((diagonal == 0).all())
+        return bool((diagonal if masking == "keep" else ~diagonal).all()) if diagonal.dtype == torch.bool else False
+
+    def _sample(self, node: Any) -> Tensor | None:
+        """A square mask of constants at one size: the whole of a buffer, or 4 × 4 of what is made for any size."""
+        if not isinstance(node, fx.Node):
+            return None
+        if node.op == "get_attr":
+            value: Any = self.module
+            for part in str(node.target).split("."):
+                value = getattr(value, part)
+            return value if isinstance(value, Tensor) and not isinstance(value, nn.Parameter) else None
+        if self._is(node, "ones", "zeros", "full"):
+            return self._made(node)
+        if self._is(node, "getitem"):
+            return self._sample(node.args[0]) if _square(node.args[1]) else None
+        rest = self._sample(node.args[0]) if node.args else None
+        if rest is None or not self._is(
+            node, "tril", "triu", "eq", "ne", "lt", "gt", "invert", "logical_not", "bool", "unsqueeze", "masked_fill"
+        ):
+            return None
+        name = {"invert": "logical_not"}.get(kind(node, self.module), kind(node, self.module))
+        if name == "unsqueeze":
+            return rest if node.args[1] in (0, 1) else None
+        more = [self._sample(arg) if isinstance(arg, fx.Node) else arg for arg in node.args[1:]]
+        if any(arg is None for arg in more):
+            return None
+        made: Tensor = getattr(rest, name)(*more, **node.kwargs)
+        return made
+
+    def _made(self, node: fx.Node) -> Tensor | None:
+        sizes = node.args[0] if isinstance(node.args[0], tuple | list) else node.args
+        if kind(node, self.module) == "full":
+            fill: Any = node.args[1] if len(node.args) > 1 else None
+            if not isinstance(fill, int | float):
+                return None
+        else:
+            fill = 1.0 if kind(node, self.module) == "ones" else 0.0
+        if len(sizes) != 2 or sizes[0] is not sizes[1]:
+            return None
+        return torch.full((4, 4), fill, dtype=torch.bool if node.kwargs.get("dtype") is torch.bool else None)
+
+    # heads ------------------------------------------------------------------------------------------------------------
+
+    def _repeats(self, kt: Any, v: Any) -> tuple[fx.Node, fx.Node] | None:
+        if not (self._is(kt, "transpose", "swapaxes") and sorted(kt.args[1:]) in ([-2, -1], [2, 3])):
+            return None
+        key, value = self._unrepeated(kt.args[0]), self._unrepeated(v)
+        return None if key is None or value is None else (key, value)
+
+    def _unrepeated(self, node: Any) -> fx.Node | None:
+        """What ``repeat_interleave`` on the heads was given, in either spelling; the values confirm it later."""
+        if self._is(node, "repeat_interleave") and _argument(node, 2, "dim") in (1, -3):
+            return node.args[0]  # type: ignore[no-any-return]
+        if self._is(node, "reshape", "flatten", "view", "contiguous"):
+            expanded = node.args[0]
+            if self._is(expanded, "expand", "repeat"):
+                base = expanded.args[0]
+                if self._is(base, "getitem", "unsqueeze") and isinstance(base.args[0], fx.Node):
+                    return base.args[0]
+        return None
+
+
+def _square(index: Any) -> bool:
+    """Whether an index takes the first n rows and the first n columns, or all of both, and no part of the rest."""
+    parts = [part for part in (index if isinstance(index, tuple) else (index,)) if part is not None and part != 0]
+    parts = [part for part in parts if part is not Ellipsis]
+    if not all(isinstance(part, slice) and part.start is None and part.step is None for part in parts):
+        return False
+    stops = [part.stop for part in parts]
+    last = stops[-2:]
+    return all(stop is None for stop in stops) or (len(last) == 2 and last[0] is last[1] and not any(stops[:-2]))
+
+
+def _argument(node: fx.Node, position: int, name: str, default: Any = None) -> Any:
+    return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
+
+
+# what it becomes ------------------------------------------------------------------------------------------------------
+
+
+@fx.wrap
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    divided: bool = False,
+    masking: str = "",
+    fill: float = -math.inf,
+    open_rows: bool = False,
+    grouped: bool = False,
+) -> Tensor:
+    """Fused attention; written out where the tensors of this call are of another kind than what was proven.
+
+    Args:
+        q: Query, (batch, heads, L, E) or (batch, L, E).
+        k: Key, its last two dimensions exchanged; for ``grouped`` as it is, with fewer heads.
+        v: Value, (…, S, Ev).
+        mask: Broadcasts to (…, L, S).
+        scale: What the scores are multiplied with.
+        divided: They are divided by it instead.
+        masking: ``add``, or whether True in the mask is ``fill`` or ``keep``; empty without a mask.
+        fill: The score where it masks.
+        open_rows: No row is masked entirely.
+        grouped: Each head of key and value serves several of the query.
+    """
+    key = k if grouped else k.transpose(-2, -1)
+    if not fits(q, key, v, mask, masking, grouped):
+        return written_out(q, key, v, mask, scale, divided, masking, fill)
+    factor = 1.0 if scale is None else 1.0 / scale if divided else scale
+    allowed = mask
+    if mask is not None:
+        allowed = ~mask if masking == "fill" else mask
+        if allowed.dim() < 2:
+            allowed = allowed.expand(q.shape[-2], key.shape[-2])
+    out = F.scaled_dot_product_attention(q, key, v, attn_mask=allowed, scale=float(factor), enable_gqa=grouped)
+    return out if mask is None or open_rows else _with_dead_rows(out, v, mask, masking, fill)
+
+
+def fits(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, masking: str, grouped: bool) -> bool:
+    """Whether the fused op means for these tensors what the formula does."""
+    if not (q.dim() == k.dim() == v.dim() and q.dim() in (3, 4) and q.dtype == k.dtype == v.dtype):
+        return False
+    if torch.is_autocast_enabled(q.device.type) or not q.dtype.is_floating_point or 0 in (*q.shape, *k.shape, *v.shape):
+        return False
+    if grouped:
+        if q.dim() != 4 or q.shape[0] != k.shape[0] or k.shape[:2] != v.shape[:2] or q.shape[1] % k.shape[1]:
+            return False
+    elif not q.shape[:-2] == k.shape[:-2] == v.shape[:-2]:
+        return False
+    if k.shape[-2] != v.shape[-2] or q.shape[-1] != k.shape[-1]:
+        return False
+    if mask is None:
+        return True
+    scores = (*q.shape[:-1], k.shape[-2])
+    sizes = zip(reversed(mask.shape), reversed(scores), strict=False)
+    if mask.dim() > len(scores) or any(size not in (1, whole) for size, whole in sizes):
+        return False
+    return mask.dtype == (q.dtype if masking == "add" else torch.bool)
+
+
+def _with_dead_rows(out: Tensor, v: Tensor, mask: Tensor, masking: str, fill: float) -> Tensor:
+    """Where nothing is allowed a softmax gives NaN, or equal weights for a finite fill; the fused one gives zeros."""
+    if masking == "add":
+        dead = (mask == -math.inf).all(-1, keepdim=True)
+    else:
+        dead = mask.all(-1, keepdim=True) if masking == "fill" else ~mask.any(-1, keepdim=True)
+    if masking == "add" or fill == -math.inf:
+        return out.masked_fill(dead, math.nan)
+    mean = v.mean(-2, keepdim=True)
+    if v.dim() == 4 and v.shape[1] != out.shape[1]:
+        mean = mean.repeat_interleave(out.shape[1] // v.shape[1], 1)
+    return torch.where(dead, mean, out)
+
+
+def written_out(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: Any, divided: bool, masking: str, fill: float
+) -> Tensor:
+    """The formula as the model has it."""
+    if q.dim() == 4 and k.dim() == 4 and q.shape[1] != k.shape[1] and k.shape[1] > 1 and v.dim() == 4:
+        k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
+    scores = q @ k.transpose(-2, -1)
+    if scale is not None:
+        scores = scores / scale if divided else scores * scale
+    if mask is not None:
+        hidden = mask if masking != "keep" else ~mask
+        scores = scores + mask if masking == "add" else scores.masked_fill(hidden, fill)
+    return scores.softmax(-1) @ v

@@ -1,0 +1,112 @@
+"""One module's own forward as a graph whose calls of submodules stay calls, and as a function again.
+
+Only the module's own lines are captured: whatever its submodules do, they still do it live. The function reads
+parameters, buffers and submodules from the module itself each time.
+"""
+
+import ast
+import functools
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils._pytree import tree_leaves
+
+from fusionadvisor.strategies import source
+
+FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, KeyError, IndexError, NotImplementedError)
+"""What torch.fx raises on code it does not understand (its TraceError is a ValueError)."""
+_FACTORIES = ("ones", "zeros", "full", "arange", "empty")
+_CHECKS = ("_assert", "_assert_is_none")
+
+
+class _Tracer(fx.Tracer):
+    proxy_buffer_attributes = True
+    record_stack_traces = True
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return True
+
+
+def trace(module: nn.Module, literals: Mapping[str, Any]) -> fx.Graph:
+    """Capture the forward of ``module``.
+
+    Args:
+        module: It gets an attribute for each tensor constant that its forward makes; pass a copy.
+        literals: Its arguments that are no tensors, by name, held to these values.
+
+    Raises:
+        RuntimeError, TypeError, …: See :data:`FAILURES`.
+    """
+    with warnings.catch_warnings(), _factories():
+        warnings.simplefilter("ignore")
+        graph = _Tracer().trace(module, concrete_args=dict(literals) or None)
+    for node in reversed(graph.nodes):
+        if node.op == "call_function" and getattr(node.target, "__name__", "") in _CHECKS:
+            compared = [arg for arg in node.args if isinstance(arg, fx.Node)]
+            graph.erase_node(node)
+            for other in compared:
+                if not other.users and other.op != "placeholder":
+                    graph.erase_node(other)
+    return graph
+
+
+def function(graph: fx.Graph) -> Callable[..., Any]:
+    """The graph as ``forward(self, …)``."""
+    graph.lint()
+    code = graph.python_code("self")
+    scope = dict(code.globals)
+    exec(compile(code.src, "<captured forward>", "exec"), scope)
+    made: Callable[..., Any] = scope["forward"]
+    return made
+
+
+def lines(graph: fx.Graph) -> frozenset[tuple[str, int]]:
+    """The lines a graph was captured from, each with the name of its function."""
+    found = (re.findall(r"line (\d+), in (\S+)", node.stack_trace or "") for node in graph.nodes)
+    return frozenset((name, int(line)) for pairs in found for line, name in pairs)
+
+
+def impure(module: nn.Module, path: str) -> str:
+    """Say where the module's own forward does more than compute what it returns; empty where it does not."""
+    code = source.read(module)
+    if code.unreadable:
+        return f"the source of {code.unreadable[0]} cannot be read"
+    for owned in code.functions:
+        if owned.owner is not None and not isinstance(module, owned.owner):
+            continue
+        for node in ast.walk(owned.node):
+            stored = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del)
+            if stored or isinstance(node, ast.Global | ast.Nonlocal):
+                return f"{source.where(owned, node)} changes Python state"
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+                return f"{source.where(owned, node)} calls something for its effect alone"
+    return ""
+
+
+@contextmanager
+def _factories() -> Iterator[None]:
+    """Let ``torch.ones(n, n)`` be captured where ``n`` is a size that is not known yet."""
+    originals = {name: getattr(torch, name) for name in _FACTORIES}
+
+    def captured(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def make(*args: Any, **kwargs: Any) -> Any:
+            found = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, fx.Proxy)]
+            if not found:
+                return original(*args, **kwargs)
+            return found[0].tracer.create_proxy("call_function", original, args, kwargs)
+
+        return make
+
+    try:
+        for name, original in originals.items():
+            setattr(torch, name, captured(original))
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(torch, name, original)
