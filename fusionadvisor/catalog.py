@@ -48,6 +48,8 @@ STRATEGIES: tuple[Entry, ...] = (
     Entry("inplace", "Do activations in place", "fusionadvisor.strategies.inplace:InPlace"),
     Entry("channels_last", "Keep the model in channels-last", "fusionadvisor.strategies.channels_last:ChannelsLast"),
     Entry("torchscript", "Script or trace, then freeze", "fusionadvisor.strategies.torchscript:TorchScript"),
+    Entry("optimizer", "Update all parameters in one kernel", "fusionadvisor.strategies.optimizer:FusedOptimizer"),
+    Entry("compile", "Compile the model or its blocks", "fusionadvisor.strategies.compile:Compile"),
     Entry("cudagraph", "Capture the step once, replay it", "fusionadvisor.strategies.cudagraph:CudaGraph"),
 )  # fmt: skip
 

@@ -1,7 +1,7 @@
 """Try strategies in a legal order, each in its own process, each measured against what was kept before it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fusionadvisor import recipe, strategies
@@ -77,53 +77,105 @@ def attempt(
     warnings: list[Warning] = []
     if ordered != chosen:
         warnings.append(Warning("W-order", f"Tried in the order {', '.join(s.id for s in ordered)}."))
-    if program is not None:
-        warnings.append(Warning("W-live", "A live model is not isolated: a crash would have ended this process too."))
-    limits = Limits(timeout_s, memory_bytes)
-
-    def do(job: Job, name: str) -> Ended:
-        def tell(stage: str) -> None:
-            progress(f"{name}: {stage}")
-
-        return worker.run(job, limits, tell) if program is None else Ended("done", trial.perform(job, program, tell))
-
+    trying = Trying(workload, Limits(timeout_s, memory_bytes), budget_s, progress, program)
     attempts: list[Attempt] = []
-    steps: list[Step] = []
-    last = Done()
     for strategy in ordered:
-        if reason := _too_late(strategy, steps):
+        if reason := trying.too_late(strategy):
             attempts.append(Attempt(strategy.id, "not_tried", reason=reason, parameters=strategy.parameters()))
             continue
-        step = Step(strategy.id, strategy.parameters())
         try:
-            ended = do(Job(workload, tuple(steps), step, budget_s), strategy.id)
+            ended = trying.ended(strategy)
         except KeyboardInterrupt:
             left = ordered[len(attempts) :]
             attempts += [Attempt(s.id, "not_tried", reason="Interrupted.", parameters=s.parameters()) for s in left]
             warnings.append(Warning("W-interrupted", "Interrupted: what was tried until then is reported."))
             save = None
             break
-        made = _attempt(strategy, ended)
+        made = made_of(strategy, ended)
         attempts.append(made)
-        if made.kept and ended.done.step is not None:
-            steps.append(ended.done.step)
-            last = ended.done
-    if len(steps) > 1:
-        ended = do(Job(workload, tuple(steps), None, budget_s), "together")
-        last = ended.done
-        if last.speedup is None:
-            reason = ended.reason or last.failure or (last.verification.reason if last.verification else "")
-            warnings.append(Warning("W-together", f"Nothing is kept, as the kept steps do not hold together: {reason}"))
-            attempts, steps = [replace(made, kept=False) for made in attempts], []
-    elif steps:
-        last = replace(last, verification=next(a.verification for a in attempts if a.kept))
-    files: tuple[str, ...] = ()
-    if save is not None and steps:
-        files, problem = _save(workload, steps, last, save, lambda job: do(job, "recipe"))
-        warnings += problem
-    return Outcome(
-        tuple(attempts), last.speedup, tuple(steps), last.before, last.after, last.verification, tuple(warnings), files
-    )
+        if made.kept:
+            trying.keep(ended.done)
+    return trying.outcome(attempts, warnings, save)
+
+
+@dataclass
+class Trying:
+    """Attempts at one workload, each on top of what was kept before.
+
+    Args:
+        workload: What to run.
+        limits: Of one attempt.
+        budget_s: How long the measuring of one attempt may take.
+        progress: Told what is being done.
+        program: A live model, to be tried in this process.
+    """
+
+    workload: Workload
+    limits: Limits
+    budget_s: float
+    progress: Progress
+    program: Program | None = None
+    steps: list[Step] = field(default_factory=list)
+    last: Done = field(default_factory=Done)
+
+    def ended(self, strategy: Strategy) -> Ended:
+        """Try a strategy on top of the kept steps."""
+        step = Step(strategy.id, strategy.parameters())
+        return self.do(Job(self.workload, tuple(self.steps), step, self.budget_s), strategy.id)
+
+    def keep(self, done: Done) -> None:
+        """Build on an attempt from now on."""
+        if done.step is not None:
+            self.steps.append(done.step)
+            self.last = done
+
+    def too_late(self, strategy: Strategy) -> str:
+        """Say which kept step leaves nothing for a strategy to change; empty where none does."""
+        for step in self.steps:
+            if strategies.get(step.strategy, step.parameters).terminal:
+                return f"{step.strategy} is kept, and after it no module is left to change."
+        return ""
+
+    def do(self, job: Job, name: str) -> Ended:
+        """Do a job in a process of its own; a live model's in this one."""
+
+        def tell(stage: str) -> None:
+            self.progress(f"{name}: {stage}")
+
+        if self.program is not None:
+            return Ended("done", trial.perform(job, self.program, tell))
+        return worker.run(job, self.limits, tell)
+
+    def outcome(self, attempts: list[Attempt], warnings: list[Warning], save: Path | None) -> Outcome:
+        """Verify and measure the kept steps together, and save them."""
+        if self.program is not None:
+            live = "A live model is not isolated: a crash would have ended this process too."
+            warnings = [*warnings, Warning("W-live", live)]
+        if len(self.steps) > 1:
+            ended = self.do(Job(self.workload, tuple(self.steps), None, self.budget_s), "together")
+            self.last = ended.done
+            if self.last.speedup is None:
+                why = ended.reason or self.last.failure or _reason(self.last)
+                warnings = [*warnings, Warning("W-together", f"{_UNDONE} do not hold together: {why}")]
+                attempts, self.steps = [replace(made, kept=False) for made in attempts], []
+        elif self.steps:
+            self.last = replace(self.last, verification=next(a.verification for a in attempts if a.kept))
+        files: tuple[str, ...] = ()
+        if save is not None and self.steps:
+            files, problem = _save(self.workload, self.steps, self.last, save, lambda job: self.do(job, "recipe"))
+            warnings = [*warnings, *problem]
+        last = self.last
+        return Outcome(
+            tuple(attempts), last.speedup, tuple(self.steps), last.before, last.after, last.verification,
+            tuple(warnings), files,
+        )  # fmt: skip
+
+
+_UNDONE = "Nothing is kept, as the kept steps"
+
+
+def _reason(done: Done) -> str:
+    return done.verification.reason if done.verification else ""
 
 
 def _save(
@@ -137,19 +189,13 @@ def _save(
         return written.done.files, []
     for name in written.done.files:
         Path(name).unlink(missing_ok=True)
-    reason = loaded.reason or loaded.done.failure or (verification.reason if verification else "")
+    reason = loaded.reason or loaded.done.failure or _reason(loaded.done)
     return (), [Warning("W-recipe", f"The recipe did not hold in a fresh process and was not kept: {reason}")]
 
 
-def _attempt(strategy: Strategy, ended: Ended) -> Attempt:
+def made_of(strategy: Strategy, ended: Ended) -> Attempt:
+    """The attempt that came of a child, whichever way it ended."""
     if ended.done.attempt is not None:
         return ended.done.attempt
     outcome: model.Outcome = "timed_out" if ended.how == "timed_out" else "refused" if ended.done.refused else "crashed"
     return Attempt(strategy.id, outcome, reason=ended.reason or ended.done.failure, parameters=strategy.parameters())
-
-
-def _too_late(strategy: Strategy, steps: list[Step]) -> str:
-    for step in steps:
-        if strategies.get(step.strategy, step.parameters).terminal:
-            return f"{step.strategy} is kept, and after it no module is left to change."
-    return ""

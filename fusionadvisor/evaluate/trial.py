@@ -4,7 +4,7 @@ import copy
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -141,16 +141,18 @@ class _Trial:
         subject = _subject(self.program, base)
         self.tell("planning")
         plan = strategy.plan(subject)
-        attempt = replace(attempt, sites=_sites(plan), notes=plan.notes)
+        attempt = replace(attempt, sites=_sites(plan), notes=plan.notes, graph_breaks=plan.graph_breaks)
         if stopped := self._unplanned(strategy, plan, attempt, base):
             return Done(stopped)
         self.tell("rewriting")
         start = time.perf_counter()
         candidate = strategy.rewrite(copy.deepcopy(base), plan, subject)
-        if self.program.training is None:  # a training step would part the candidate's weights from the original's
-            self.program.step(subject.calls[0], candidate)
-        attempt = replace(attempt, compile_s=time.perf_counter() - start)
-        attempt = replace(attempt, sites=_sites(plan, applied=True))
+        training = self.program.training
+        with training.undone(candidate) if training else nullcontext():
+            said = strategy.first_call(lambda: self.program.step(subject.calls[0], candidate))
+            compile_s = time.perf_counter() - start
+        notes = (*plan.notes, *said)
+        attempt = replace(attempt, compile_s=compile_s, sites=_sites(plan, applied=True), notes=notes)
         self.tell("verifying")
         verification = _verify(self.program, candidate)
         if verification.verdict == "agrees" and not strategy.needs_cuda and self.program.training is None:
@@ -260,7 +262,8 @@ def _subject(program: Program, base: nn.Module) -> Subject:
     if any(isinstance(module, torch.jit.ScriptModule) for module in base.modules()):
         return Subject(base, (), calls, work.mode, work.device, run)
     graphs = tuple(record(lambda c=call: program.step(c, base), base, call) for call in calls)  # type: ignore[misc]
-    return Subject(base, graphs, calls, work.mode, work.device, run)
+    optimizer = program.training.optimizer_in_use(base) if program.training else None
+    return Subject(base, graphs, calls, work.mode, work.device, run, optimizer)
 
 
 def _calls(program: Program, seeds: tuple[int, ...]) -> Iterator[Call]:

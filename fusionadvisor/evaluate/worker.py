@@ -94,7 +94,8 @@ def run(job: Job, limits: Limits, tell: Callable[[str], None] = lambda _: None) 
 def _start(job: Job) -> _Child:
     read_end, write_end = os.pipe()
     # spinning OpenMP threads of one arm would steal the other's cores (measured: identical models 0.4–2.2x apart)
-    environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
+    # compile workers are processes of their own, which would outlive the child
+    environment = {"OMP_WAIT_POLICY": "PASSIVE", "TORCHINDUCTOR_COMPILE_THREADS": "1", **os.environ}
     output = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the child is ended
     try:
         process = subprocess.Popen(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 from torch import nn
+from torch.optim import Optimizer
 
 from fusionadvisor.errors import InputError, did_you_mean
 from fusionadvisor.flow.graph import FlowGraph
@@ -26,6 +27,7 @@ class Subject:
         device: Where it runs, ``cpu`` or ``cuda``; what a rewrite brings depends on it.
         run: Runs another model in this one's place on one of the calls: in training a call is a batch, which only the
             training step knows how to use. None where nothing is known but how to call the model.
+        optimizer: What trains the model, where the recorded steps used one.
     """
 
     model: nn.Module
@@ -34,6 +36,7 @@ class Subject:
     mode: Mode = "inference"
     device: str = "cpu"
     run: Callable[[nn.Module, Call], object] | None = None
+    optimizer: Optimizer | None = None
 
 
 @dataclass(frozen=True)
@@ -51,13 +54,15 @@ class Site:
 class Plan:
     """Sites found legal, and those refused, each in words. ``blocker`` refuses the strategy as a whole.
 
-    ``notes`` say what is legal and would still bring nothing here, and why.
+    ``notes`` say what is legal and would still bring nothing here, and why. ``graph_breaks`` counts the places where a
+    compiler gives up on one graph, None where nothing is compiled.
     """
 
     sites: tuple[Site, ...] = ()
     refused: tuple[Refusal, ...] = ()
     blocker: str = ""
     notes: tuple[str, ...] = ()
+    graph_breaks: int | None = None
 
 
 class Strategy(ABC):
@@ -86,6 +91,11 @@ class Strategy(ABC):
 
         In production a recipe calls this with ``subject.graphs`` empty: what it needs is in the sites' ``data``.
         """
+
+    def first_call(self, run: Callable[[], object]) -> tuple[str, ...]:
+        """Have the rewritten model called for the first time, and return what there is to say about that, as notes."""
+        run()
+        return ()
 
     def recheck(self, model: nn.Module, plan: Plan) -> str:
         """Return why the plan no longer fits ``model``, loaded elsewhere; empty where it does. Needs no recording."""

@@ -12,6 +12,8 @@ from fusionadvisor.trace.link import Ops
 from fusionadvisor.trace.nesting import inherited
 
 _RANGES = ("autograd::", "torch::", "nn.Module::")
+_COMPILED = re.compile(r"^(?:graph_\d+_)?cpp_fused_")
+"""C++ kernels that Inductor generates; those of other compilers record nothing."""
 _METADATA = re.compile(
     r"^aten::(?:view|_unsafe_view|_reshape_alias|reshape|as_strided|t|transpose|permute|expand|expand_as|empty\w*|new_empty\w*|"
     r"detach_?|alias|resolve_conj|resolve_neg|squeeze_?|unsqueeze_?|select|slice|narrow|split\w*|chunk|unbind|unfold|diagonal|"
@@ -40,7 +42,10 @@ def stand_in_rows(ops: Ops, names: list[str]) -> npt.NDArray[np.intp]:
     if not len(code):
         return np.zeros(0, dtype=np.intp)
     parent = ops.nest.parent
-    runs = ["::" in name and not name.startswith(_RANGES) and not _METADATA.match(name) for name in names]
+    runs = [
+        bool(_COMPILED.match(name)) or ("::" in name and not name.startswith(_RANGES) and not _METADATA.match(name))
+        for name in names
+    ]
     metadata = ~np.array(runs, dtype=bool)[code]
     primary = np.array([bool(_PRIMARY.match(name)) for name in names], dtype=bool)[code]
     # inside a primary op nothing counts by itself

@@ -1,8 +1,8 @@
 """A training step by convention: the user's own ``train_step``, or forward, loss, backward and optimizer."""
 
 import inspect
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -30,6 +30,9 @@ _WHOLE_BATCH = ("batch", "data")
 
 DEFAULT_LEARNING_RATE = 1e-3
 
+OPTIONS = "_optimizer_options"
+"""Attribute of a model that says how its optimizer is to run, ``{"fused": True}``; copies of the model keep it."""
+
 
 @dataclass
 class Training:
@@ -45,10 +48,31 @@ class Training:
         self._optimizers: WeakKeyDictionary[nn.Module, Optimizer] = WeakKeyDictionary()
 
     def optimizer(self, model: nn.Module) -> Optimizer:
-        """The optimizer of a model's parameters, made once."""
+        """The optimizer of a model's parameters, made once, run as the model's :data:`OPTIONS` say."""
         if model not in self._optimizers:
             self._optimizers[model] = self.make_optimizer(model)
+            set_options(self._optimizers[model], vars(model).get(OPTIONS, {}))
         return self._optimizers[model]
+
+    def optimizer_in_use(self, model: nn.Module) -> Optimizer | None:
+        """The optimizer that steps of this model have used, if they have."""
+        return self._optimizers.get(model)
+
+    @contextmanager
+    def undone(self, model: nn.Module) -> Iterator[None]:
+        """Put back what steps within change: parameters and buffers in place, gradients, optimizer, random state."""
+        saved = [(t, t.detach().clone()) for t in (*model.parameters(), *model.buffers())]
+        gradients = [(p, p.grad) for p in model.parameters()]
+        with torch.random.fork_rng():
+            try:
+                yield
+            finally:
+                with torch.no_grad():
+                    for tensor, content in saved:
+                        tensor.copy_(content)
+                for parameter, gradient in gradients:
+                    parameter.grad = gradient
+                self._optimizers.pop(model, None)
 
     def step(self, model: nn.Module, call: Call, autocast: Callable[[], AbstractContextManager[None]]) -> Any:
         """One step: forward, loss, backward, optimizer; returns what the user's step returned, or the loss.
@@ -112,6 +136,16 @@ class Training:
                 "Define get_batch() that returns what the step needs, in its order.",
             )
         return {**given, **dict(zip(open_names, call.args, strict=False))}
+
+
+def set_options(optimizer: Optimizer, options: Mapping[str, bool]) -> None:
+    """Change how an optimizer runs, ``foreach`` or ``fused``, in place and with the state it has."""
+    if not options:
+        return
+    for group in optimizer.param_groups:
+        group.update(options)
+    optimizer.defaults.update(options)
+    optimizer.load_state_dict(optimizer.state_dict())  # a fused optimizer counts its steps on the device
 
 
 def _batch_names(step: Callable[..., Any]) -> tuple[str, ...]:

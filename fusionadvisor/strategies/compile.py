@@ -1,0 +1,291 @@
+"""torch.compile: the whole model, or only the blocks that repeat."""
+
+import copy
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from fusionadvisor.errors import InputError, did_you_mean
+from fusionadvisor.report.model import Refusal, Source
+from fusionadvisor.strategies.base import Plan, Site, Strategy, Subject
+from fusionadvisor.strategies.graphs.state import contents_kept
+from fusionadvisor.strategies.modules import blocker
+from fusionadvisor.units import plural
+
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+DYNAMIC = {"auto": None, "true": True, "false": False}
+LISTED = 5
+"""Graph breaks and recompiles told one by one; of further ones the number is."""
+OLDEST_CAPABILITY = (7, 0)
+"""Triton's oldest GPU, as Inductor checks it."""
+
+
+@dataclass(frozen=True)
+class Compile(Strategy):
+    """Compile the model, or its repeated blocks, with torch.compile.
+
+    ## What it does
+
+    Has `torch.compile` capture the model's forward and generate kernels for what the ops compute: chains of pointwise
+    ops, norms, rotary embeddings and gates become one kernel each, for which core torch has no single op. Module
+    paths and state-dict keys stay as they are.
+
+    - `regions=auto` compiles only blocks that repeat, the members of a ModuleList or Sequential of one class: they
+      share one compilation, so that preparing takes about as long as for one block. `regions=layers.0,layers.1` names
+      the modules.
+    - `mode` is `default`, `reduce-overhead` (CUDA graphs as well; does nothing on the CPU) or `max-autotune` (tries
+      several kernels for each matmul).
+    - `dynamic=true` makes one kernel for all sizes from the start; `auto` does so once a size has changed; `false`
+      compiles anew for each.
+
+    Compiling is timed apart and is never in a latency; the number of calls after which it has paid for itself is given.
+    Graph breaks (places where a graph ends and Python runs) and recompiles are counted and listed with the user's
+    lines. Where torch reaches its recompile limit, and runs a function without compiling it from then on, that is said.
+
+    ## When it helps
+
+    Chains of short memory-bound ops; on CUDA also Python overhead. A model of large matmuls alone gains little.
+
+    ## When it refuses
+
+    - No C++ compiler on the CPU; no Triton, or a GPU older than compute capability 7.0, on CUDA.
+    - The model is compiled, scripted, wrapped or sharded already.
+    - Nothing of it can be captured.
+
+    A deep copy of a compiled module is not compiled: copy first.
+
+    ## Example
+
+    ```
+    $ fusion-advisor apply model.py --strategy compile
+    $ fusion-advisor apply model.py --strategy compile --set compile.regions=auto
+    ```
+    """
+
+    id: ClassVar[str] = "compile"
+    order: ClassVar[int] = 80
+    changes_ops: ClassVar[bool] = False
+    terminal: ClassVar[bool] = True
+
+    regions: str = ""
+    mode: str = "default"
+    dynamic: str = "auto"
+
+    def __post_init__(self) -> None:
+        for name, value, known in (("mode", self.mode, MODES), ("dynamic", self.dynamic, tuple(DYNAMIC))):
+            if value not in known:
+                raise InputError(f"Strategy compile: {name} is not '{value}'.", did_you_mean(value, known))
+
+    def plan(self, subject: Subject) -> Plan:
+        """Have dynamo capture copies on every recorded input, without generating code.
+
+        Raises:
+            InputError: ``regions`` names a module that the model does not have.
+        """
+        if reason := blocker(subject.model) or _unequipped(subject.device):
+            return Plan(blocker=reason)
+        paths = self._paths(subject.model)
+        if not paths:
+            return Plan(notes=("No block repeats in this model.",))
+        survey = _survey(subject, paths, DYNAMIC[self.dynamic])
+        if not survey.graphs:
+            return Plan(
+                refused=(survey.failure or Refusal("the model", "No op of it could be captured."),), graph_breaks=0
+            )
+        data = {"mode": self.mode, "dynamic": self.dynamic}
+        sites = tuple(Site(p or "the model", (p,) if p else (), "torch.compile", {"path": p, **data}) for p in paths)
+        notes = (*self._notes(subject.device), *survey.notes())
+        return Plan(sites, survey.refusals(), notes=notes, graph_breaks=len(survey.breaks))
+
+    def rewrite(self, model: nn.Module, plan: Plan, subject: Subject) -> nn.Module:
+        """Mark the sites for compilation, which their first call does.
+
+        With recordings at hand, that is in a trial, fused C++ kernels are made visible to the profiler.
+        """
+        how: dict[str, Any] = {"mode": self.mode}
+        if subject.graphs and not subject.device.startswith("cuda"):
+            from torch._inductor import list_mode_options
+
+            how = {"options": {**list_mode_options(self.mode), "cpp.enable_kernel_profile": True}}
+        for site in plan.sites:
+            model.get_submodule(str(site.data["path"])).compile(dynamic=DYNAMIC[self.dynamic], **how)
+        return model
+
+    def first_call(self, run: Callable[[], object]) -> tuple[str, ...]:
+        """Compile, and say how many kernels were generated for how many operations."""
+        from torch._dynamo.utils import counters
+        from torch._inductor import metrics
+
+        def state() -> tuple[int, int, int]:
+            return (
+                metrics.generated_kernel_count,
+                metrics.ir_nodes_pre_fusion,
+                counters["inductor"]["fxgraph_cache_hit"],
+            )
+
+        before = state()
+        run()
+        kernels, nodes, cached = (now - then for now, then in zip(state(), before, strict=True))
+        notes = [f"Inductor counts {plural(nodes, 'node')} before fusion and {plural(kernels, 'generated kernel')}."]
+        if cached:
+            notes.append("The code was in the compiler's cache: preparing it afresh takes longer.")
+        return tuple(notes)
+
+    def recheck(self, model: nn.Module, plan: Plan) -> str:
+        """Check what needs no recording."""
+        known = {path for path, _ in model.named_modules(remove_duplicate=False)}
+        missing = [site.name for site in plan.sites if site.data["path"] not in known]
+        return blocker(model) or (f"there is no module {missing[0]}." if missing else "")
+
+    def _paths(self, model: nn.Module) -> list[str]:
+        if self.regions == "auto":
+            return repeated(model)
+        paths = [path.strip() for path in self.regions.split(",")]
+        known = {path for path, _ in model.named_modules(remove_duplicate=False)}
+        for path in paths:
+            if path not in known:
+                raise InputError(f"The model has no module '{path}'.", did_you_mean(path, tuple(sorted(known - {""}))))
+        return paths
+
+    def _notes(self, device: str) -> Iterator[str]:
+        if device.startswith("cuda"):
+            return
+        if self.mode == "reduce-overhead":
+            yield "reduce-overhead records CUDA graphs: on the CPU it does nothing that default does not."
+
+
+def repeated(model: nn.Module) -> list[str]:
+    """Paths of the outermost blocks that repeat: two or more of one class, not a leaf, in one container."""
+    found: list[str] = []
+    for path, module in model.named_modules():
+        if not isinstance(module, nn.ModuleList | nn.Sequential) or any(_within(path, outer) for outer in found):
+            continue
+        alike: dict[type[nn.Module], list[str]] = defaultdict(list)
+        for name, child in module.named_children():
+            if any(child.children()) and not isinstance(child, nn.ModuleList):
+                alike[type(child)].append(f"{path}.{name}" if path else name)
+        found += [member for members in alike.values() if len(members) > 1 for member in members]
+    return found
+
+
+def _within(path: str, outer: str) -> bool:
+    return path == outer or path.startswith(f"{outer}.")
+
+
+def _unequipped(device: str) -> str:
+    """Say what is missing here to generate code; empty if nothing is."""
+    if not device.startswith("cuda"):
+        from torch._inductor.cpp_builder import get_cpp_compiler
+        from torch._inductor.exc import InvalidCxxCompiler
+
+        try:
+            get_cpp_compiler()
+        except (InvalidCxxCompiler, RuntimeError):
+            return "torch.compile needs a C++ compiler on the CPU, and there is none: install g++, or set CXX."
+        return ""
+    from torch.utils._triton import has_triton_package
+
+    if not has_triton_package():
+        return "torch.compile needs Triton on CUDA, and it is not installed."
+    capability = torch.cuda.get_device_capability(device) if torch.cuda.is_available() else OLDEST_CAPABILITY
+    if capability < OLDEST_CAPABILITY:
+        return f"Triton needs a GPU of compute capability 7.0, and this one has {capability[0]}.{capability[1]}."
+    return ""
+
+
+@dataclass
+class _Survey:
+    """What dynamo made of the recorded inputs."""
+
+    graphs: int = 0
+    breaks: dict[tuple[str, int], str] = field(default_factory=dict)
+    """Reason of each graph break, by the user's file and line."""
+    recompiles: list[tuple[str, int, str, str]] = field(default_factory=list)
+    """File, line, function and reason of each."""
+    exhausted: dict[tuple[str, int], str] = field(default_factory=dict)
+    """Functions that reached the recompile limit, by file and line."""
+    failure: Refusal | None = None
+
+    def notes(self) -> Iterator[str]:
+        if self.recompiles:
+            names = Counter((function, _place(file, line)) for file, line, function, _ in self.recompiles)
+            where = ", ".join(f"{function} ({place}) ×{n}" for (function, place), n in list(names.items())[:LISTED])
+            number = plural(len(self.recompiles), "recompile")
+            yield f"{number} on {where}: {self.recompiles[0][3]}."
+        for (file, line), function in self.exhausted.items():
+            yield (
+                f"{function} ({_place(file, line)}) reaches torch's recompile limit and runs uncompiled from then on."
+            )
+
+    def refusals(self) -> tuple[Refusal, ...]:
+        return tuple(
+            Refusal(_place(file, line), f"Graph break: {reason}", Source(file, line))
+            for (file, line), reason in self.breaks.items()
+        )
+
+
+def _survey(subject: Subject, paths: list[str], dynamic: bool | None) -> _Survey:
+    """Run a copy on every call with a backend that generates no code."""
+    from torch._dynamo.utils import get_compilation_metrics
+
+    survey = _Survey()
+    twin = copy.deepcopy(subject.model)
+
+    def collect(graph: Any, _: Any) -> Any:
+        survey.graphs += 1
+        reason = getattr(graph, "compile_subgraph_reason", None)
+        if reason is not None and reason.graph_break and reason.user_stack:
+            frame = reason.user_stack[-1]
+            survey.breaks.setdefault((frame.filename, frame.lineno), _words(reason.reason))
+        return graph.forward
+
+    for path in paths:
+        twin.get_submodule(path).compile(backend=collect, dynamic=dynamic)
+    start = time.time()
+    with contents_kept(twin):
+        for call in subject.calls:
+            _run(subject, twin, call.map(lambda _, tensor: tensor.clone()))
+    for frame in get_compilation_metrics():
+        if (frame.start_time or 0.0) >= start:
+            _read(survey, frame)
+    return survey
+
+
+def _run(subject: Subject, model: nn.Module, call: Any) -> None:
+    if subject.run is not None:
+        subject.run(model, call)
+        return
+    with torch.no_grad():
+        model(*call.args, **call.kwargs)
+
+
+def _read(survey: _Survey, frame: Any) -> None:
+    """Add what one compilation of one function says."""
+    place = frame.co_filename or "", frame.co_firstlineno or 0
+    reason = frame.fail_reason or ""
+    if "recompile limit" in reason or "cache size limit" in reason:
+        last = survey.recompiles[-1] if survey.recompiles else ("", 0, "forward", "")
+        survey.exhausted[place if frame.co_filename else last[:2]] = frame.co_name or last[2]
+    elif frame.recompile_reason:
+        survey.recompiles.append((*place, frame.co_name, _words(frame.recompile_reason.partition(": ")[2])))
+    elif reason:
+        at = frame.fail_user_frame_filename or place[0], frame.fail_user_frame_lineno or place[1]
+        survey.breaks.setdefault(at, _words(reason))
+        survey.failure = Refusal("the model", f"{_words(reason)}", Source(*at))
+
+
+def _words(reason: str) -> str:
+    """Dynamo's reason in one line."""
+    if reason.startswith("generic_jump"):
+        return "a condition reads a tensor's value."
+    first = next((line.strip() for line in reason.splitlines() if line.strip()), "for a reason dynamo does not give")
+    return " ".join(first.partition("  # ")[0].split())
+
+
+def _place(file: str, line: int) -> str:
+    return f"{file.rpartition('/')[2]}:{line}"
