@@ -55,7 +55,7 @@ def pages() -> dict[str, str]:
     """Return every file's text by its name in ``docs``."""
     found = {"rules/README.md": index(), "strategies/README.md": strategies_index()}
     found |= {f"rules/{entry.id}.md": page(entry) for entry in catalog.RULES}
-    return found | {f"strategies/{entry.id}.md": page(entry) for entry in catalog.STRATEGIES}
+    return found | {f"strategies/{entry.id}.md": page(entry) for entry in (*catalog.STRATEGIES, catalog.SEARCH)}
 
 
 def stale() -> list[str]:

@@ -4,9 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from fusionadvisor import __version__
+from fusionadvisor.catalog import SEARCH
 from fusionadvisor.report.model import Attempt, Environment, Finding, Report, Tool, Workload
 
 if TYPE_CHECKING:
@@ -266,30 +267,41 @@ def optimize(
     parameters: Mapping[str, Mapping[str, str]] | None = None,
     timeout_s: float = 300.0,
     save: Path | None = None,
+    budget_s: float | None = None,
+    goal: Literal["latency", "throughput", "memory"] = "latency",
     progress: Progress | None = None,
 ) -> Report:
     """Apply strategies in order, each verified and measured against the one before, and say what each brought.
 
     Args:
         workload: A resolved workload, as a profile's report carries it.
-        strategies: Strategy ids.
+        strategies: Strategy ids; ``auto`` alone searches for the best combination.
         parameters: Their parameters, as typed, by strategy id.
         timeout_s: Seconds one attempt may take before it is ended.
         save: A folder for the recipe and artefacts of what was kept.
+        budget_s: Seconds that ``auto`` may search.
+        goal: What ``auto`` is to improve.
         progress: Called with a few words before each stage.
 
     Raises:
         InputError: If a strategy or parameter is unknown or the workload can no longer be built.
     """
+    from fusionadvisor.evaluate import auto
     from fusionadvisor.evaluate.search import attempt
 
     say = progress or _silent
     tool, created, command = _started("apply")
     before = profile_workload(workload, progress=say)
     assert before.workload is not None
-    outcome = attempt(
-        before.workload, list(strategies), parameters=parameters, timeout_s=timeout_s, save=save, progress=say
-    )
+    if list(strategies) == [SEARCH.id]:
+        outcome = auto.search(
+            before.workload, before.findings, budget_s=budget_s or auto.BUDGET_S, goal=goal, timeout_s=timeout_s,
+            save=save, progress=say,
+        )  # fmt: skip
+    else:
+        outcome = attempt(
+            before.workload, list(strategies), parameters=parameters, timeout_s=timeout_s, save=save, progress=say
+        )
     return replace(
         before,
         tool=tool,

@@ -53,6 +53,9 @@ STRATEGIES: tuple[Entry, ...] = (
     Entry("cudagraph", "Capture the step once, replay it", "fusionadvisor.strategies.cudagraph:CudaGraph"),
 )  # fmt: skip
 
+SEARCH = Entry("auto", "Search for the best combination", "fusionadvisor.evaluate.auto:Search")
+"""Not a strategy itself: it tries those above."""
+
 _RULES: tuple[Entry, ...] = (
     Entry("FA101", "Fold batch norm into its convolution", "fusionadvisor.rules.vertical:FoldableNorm",
           ("fuse_modules", "compile"), "batch norms folded"),
@@ -108,7 +111,7 @@ RULES: tuple[Entry, ...] = tuple(
     for entry in _RULES
 )
 
-_BY_ID = {entry.id: entry for entry in (*RULES, *STRATEGIES)}
+_BY_ID = {entry.id: entry for entry in (*RULES, *STRATEGIES, SEARCH)}
 
 
 def entry(identifier: str) -> Entry:

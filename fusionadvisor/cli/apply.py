@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -36,12 +37,25 @@ if TYPE_CHECKING:
     from fusionadvisor.report.model import Report
 
 
+AUTO = "auto"
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+class Goal(StrEnum):
+    """What the search for the best combination improves."""
+
+    latency = "latency"
+    throughput = "throughput"
+    memory = "memory"
+
+
 def apply(
     target: Annotated[
         str | None, typer.Argument(metavar="[TARGET]", help="As for profile; default: the last profile of this folder.")
     ] = None,
     strategy: Annotated[
-        str, typer.Option("--strategy", "-s", metavar="NAME[,NAME…]", help="Strategies in order; see: list strategies.")
+        str,
+        typer.Option("--strategy", "-s", metavar="NAME[,NAME…]", help="See: list strategies; auto tries them all."),
     ] = "",
     site: Annotated[
         str | None, typer.Option("--site", metavar="MODULE", help="Only this module, where a strategy can be confined.")
@@ -62,6 +76,10 @@ def apply(
     amp: AmpOption = None,
     accumulate: AccumulateOption = 1,
     timeout: Annotated[float, typer.Option("--timeout", min=1, help="Seconds one attempt may take.")] = 300.0,
+    budget: Annotated[
+        str | None, typer.Option("--budget", metavar="TIME", help="With auto: how long to search, as 120s or 5m.")
+    ] = None,
+    goal: Annotated[Goal, typer.Option("--goal", help="With auto: what to improve.")] = Goal.latency,
     save: Annotated[
         Path | None, typer.Option("--save", metavar="DIR", help="Write the recipe of what was kept.")
     ] = None,
@@ -81,6 +99,7 @@ def apply(
 
     names = _strategies(strategy)
     parameters = _parameters(names, site, settings or ())
+    budget_s = _budget(names, budget, goal)
     output = Output.checked(
         format, force=force, fail_on=fail_on, json=json, html=html, markdown=markdown, sarif=sarif, perfetto=perfetto,
         csv=csv,
@@ -100,9 +119,12 @@ def apply(
     from fusionadvisor import advisor
 
     with working() as say:
-        report = advisor.optimize(workload, names, parameters=parameters, timeout_s=timeout, save=save, progress=say)
+        report = advisor.optimize(
+            workload, names, parameters=parameters, timeout_s=timeout, save=save, budget_s=budget_s, goal=goal.value,
+            progress=say,
+        )  # fmt: skip
     output.emit(report)
-    code = _exit_code(report)
+    code = 0 if names == [AUTO] else _exit_code(report)  # what auto dropped was not asked for
     output.hold(report)
     return code
 
@@ -111,14 +133,35 @@ def _strategies(given: str) -> list[str]:
     from fusionadvisor import strategies
     from fusionadvisor.errors import InputError, did_you_mean
 
-    known = {name.lower(): name for name in strategies.ids()}
+    known = {name.lower(): name for name in (*strategies.ids(), AUTO)}
     names = list(dict.fromkeys(name.strip().lower() for name in given.split(",") if name.strip()))
     if not names:
         raise InputError("No strategy was named.", f"Add --strategy with one or more of: {', '.join(known.values())}.")
     for name in names:
         if name not in known:
             raise InputError(f"No strategy is called '{name}'.", did_you_mean(name, tuple(known.values())))
+    if AUTO in names and len(names) > 1:
+        raise InputError("auto chooses the strategies itself.", "Give --strategy auto alone, or name them without it.")
     return [known[name] for name in names]
+
+
+def _budget(names: list[str], given: str | None, goal: Goal) -> float | None:
+    """Return the seconds that auto may search, None for its own."""
+    from fusionadvisor.errors import InputError
+
+    if names != [AUTO] and (given is not None or goal is not Goal.latency):
+        raise InputError("--budget and --goal are for the search.", "Add --strategy auto.")
+    if given is None:
+        return None
+    text = given.strip().lower()
+    number, unit = (text[:-1], _SECONDS[text[-1]]) if text[-1:] in _SECONDS else (text, 1.0)
+    try:
+        seconds = float(number) * unit
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise InputError(f"--budget '{given}' is no time.", "Write --budget 120s, or 5m.")
+    return seconds
 
 
 def _parameters(names: list[str], site: str | None, given: Sequence[str]) -> dict[str, dict[str, str]]:
@@ -132,11 +175,11 @@ def _parameters(names: list[str], site: str | None, given: Sequence[str]) -> dic
         strategy, dot, parameter = name.strip().partition(".")
         if not (equals and dot):
             raise InputError(f"--set '{setting}' is not understood.", "Write --set cudagraph.max_graphs=4.")
-        if strategy not in names:
+        if strategy not in names or strategy == AUTO:
             raise InputError(f"--set '{setting}' names a strategy that is not applied.", did_you_mean(strategy, names))
         found.setdefault(strategy, {})[parameter] = value.strip()
     if site is not None:
-        confined = [name for name in names if hasattr(strategies.get(name), "site")]
+        confined = [name for name in names if name != AUTO and hasattr(strategies.get(name), "site")]
         if not confined:
             raise InputError(f"--site: {', '.join(names)} cannot be confined to a module.", "Leave it out.")
         for name in confined:

@@ -34,10 +34,11 @@ def _rules() -> list[tuple[str, ...]]:
 
 
 def _strategies() -> list[tuple[str, ...]]:
-    from fusionadvisor.catalog import RULES, STRATEGIES
+    from fusionadvisor.catalog import RULES, SEARCH, STRATEGIES
 
     answers = {entry.id: [rule.id for rule in RULES if entry.id in rule.remedies] for entry in STRATEGIES}
-    return [(entry.id, entry.title, ", ".join(answers[entry.id])) for entry in STRATEGIES]
+    rows: list[tuple[str, ...]] = [(entry.id, entry.title, ", ".join(answers[entry.id])) for entry in STRATEGIES]
+    return [*rows, (SEARCH.id, SEARCH.title, "all of them")]
 
 
 def _gpus() -> list[tuple[str, ...]]:

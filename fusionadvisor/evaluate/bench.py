@@ -21,6 +21,8 @@ ROUNDS = 96
 FEWEST_ROUNDS = 12
 SHORTEST_SAMPLE_S = 1e-3
 """A sample repeats a shorter call up to this, far above the clock's resolution and a thread's wake-up."""
+QUEUED = 8
+"""Calls in a queue for each that is counted: enough that the wait at its end weighs little."""
 STEADY = 0.05
 """Warm-up ends when three calls in a row agree this well, or after :data:`WARM_UP_CALLS`."""
 WARM_UP_CALLS = 20
@@ -69,6 +71,28 @@ class CudaClock(CpuClock):
             torch.cuda.synchronize()
             total += time.perf_counter() - start
         return total
+
+
+class QueuedCudaClock(CpuClock):
+    """Wall time of many calls in a queue, the device waited for only at the end: what a busy server sees."""
+
+    def seconds(self, run: Run, calls: int) -> float:
+        """See :class:`Clock`."""
+        import torch
+
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(calls * QUEUED):
+            run()
+        torch.cuda.synchronize()
+        return (time.perf_counter() - start) / QUEUED
+
+
+def clock(device: str, *, queued: bool = False) -> Clock:
+    """The clock for a device. The CPU has no queue: there a call's latency is its share of the throughput, too."""
+    if not device.startswith("cuda"):
+        return CpuClock()
+    return QueuedCudaClock() if queued else CudaClock()
 
 
 @dataclass(frozen=True, slots=True)

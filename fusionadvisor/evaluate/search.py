@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fusionadvisor import recipe, strategies
 from fusionadvisor.evaluate import trial, worker
-from fusionadvisor.evaluate.trial import Done, Job
+from fusionadvisor.evaluate.trial import Done, Goal, Job
 from fusionadvisor.evaluate.worker import Ended, Limits
 from fusionadvisor.recipe import Step
 from fusionadvisor.report import model
@@ -108,6 +108,10 @@ class Trying:
         budget_s: How long the measuring of one attempt may take.
         progress: Told what is being done.
         program: A live model, to be tried in this process.
+        goal: What to improve.
+        steps: What was kept.
+        last: What came of the last kept step, or of all together.
+        confirmed: True once ``last`` is of all together.
     """
 
     workload: Workload
@@ -115,13 +119,15 @@ class Trying:
     budget_s: float
     progress: Progress
     program: Program | None = None
+    goal: Goal = "latency"
     steps: list[Step] = field(default_factory=list)
     last: Done = field(default_factory=Done)
+    confirmed: bool = False
 
     def ended(self, strategy: Strategy) -> Ended:
         """Try a strategy on top of the kept steps."""
         step = Step(strategy.id, strategy.parameters())
-        return self.do(Job(self.workload, tuple(self.steps), step, self.budget_s), strategy.id)
+        return self.do(Job(self.workload, tuple(self.steps), step, self.budget_s, goal=self.goal), strategy.id)
 
     def keep(self, done: Done) -> None:
         """Build on an attempt from now on."""
@@ -151,14 +157,14 @@ class Trying:
         if self.program is not None:
             live = "A live model is not isolated: a crash would have ended this process too."
             warnings = [*warnings, Warning("W-live", live)]
-        if len(self.steps) > 1:
+        if len(self.steps) > 1 and not self.confirmed:
             ended = self.do(Job(self.workload, tuple(self.steps), None, self.budget_s), "together")
             self.last = ended.done
             if self.last.speedup is None:
                 why = ended.reason or self.last.failure or _reason(self.last)
                 warnings = [*warnings, Warning("W-together", f"{_UNDONE} do not hold together: {why}")]
                 attempts, self.steps = [replace(made, kept=False) for made in attempts], []
-        elif self.steps:
+        elif self.steps and not self.confirmed:
             self.last = replace(self.last, verification=next(a.verification for a in attempts if a.kept))
         files: tuple[str, ...] = ()
         if save is not None and self.steps:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import nn
@@ -14,6 +15,7 @@ from torch import nn
 from fusionadvisor import recipe, strategies, units
 from fusionadvisor.errors import InputError, StrategyError
 from fusionadvisor.evaluate import bench, kernels, saving
+from fusionadvisor.evaluate.memory import peak_bytes
 from fusionadvisor.evaluate.verify import verify
 from fusionadvisor.flow.record import record
 from fusionadvisor.recipe import Step
@@ -23,6 +25,7 @@ from fusionadvisor.workload.inputs import batch_size
 from fusionadvisor.workload.program import Program
 
 Tell = Callable[[str], None]
+Goal = Literal["latency", "throughput", "memory"]
 PLAN_SEEDS = (0, 1, 2)
 VERIFY_SEEDS = (11, 12, 13)
 
@@ -40,6 +43,8 @@ class Job:
         recipe: Or a recipe file to load and verify, with its artefacts.
         speedup: What a recipe to be written says was measured.
         verification: What it says was verified.
+        goal: What a step is kept for.
+        survey: Or strategies to plan, without doing anything.
     """
 
     workload: Workload
@@ -50,6 +55,8 @@ class Job:
     recipe: str | None = None
     speedup: Speedup | None = None
     verification: Verification | None = None
+    goal: Goal = "latency"
+    survey: tuple[Step, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -66,6 +73,8 @@ class Done:
     """Why there is no more than this, in a sentence; ``refused`` where a strategy itself said no."""
     refused: bool = False
     files: tuple[str, ...] = ()
+    survey: tuple[Attempt, ...] = ()
+    """For each strategy asked about: refused, no effect, or not tried yet with the modules it would change."""
 
 
 def perform(job: Job, program: Program, tell: Tell) -> Done:
@@ -109,7 +118,9 @@ def _perform(job: Job, program: Program, tell: Tell) -> Done:
                 )
             )  # fmt: skip
         if job.step is not None:
-            return _Trial(program, job.kept, job.step, job.budget_s, tell).run()
+            return _Trial(program, job, job.step, tell).run()
+        if job.survey:
+            return Done(survey=tuple(_survey(program, job, tell)))
         return _whole(program, job, tell)
 
 
@@ -121,28 +132,48 @@ def _whole(program: Program, job: Job, tell: Tell) -> Done:
     if verification.verdict == "diverges":
         return Done(verification=verification)
     tell("measuring the whole")
-    measured = _compare(program, program.model, candidate, job.budget_s)
+    measured = _compare(program, program.model, candidate, job)
     return Done(None, None, measured.before, measured.after, measured.speedup, verification)
+
+
+def _survey(program: Program, job: Job, tell: Tell) -> Iterator[Attempt]:
+    """What each strategy plans; one that fails at that is tried like the others, and then says how."""
+    tell("recording")
+    base = with_steps(program, job.kept)
+    subject = _subject(program, base)
+    for step in job.survey:
+        tell(f"planning {step.strategy}")
+        strategy = strategies.get(step.strategy, step.parameters)
+        attempt = Attempt(step.strategy, "refused", parameters=dict(step.parameters))
+        try:
+            plan = strategy.plan(subject)
+        except Exception:  # noqa: BLE001 - the guard around one attempt
+            yield replace(attempt, outcome="not_tried")
+            continue
+        sites = _sites(plan)
+        attempt = replace(attempt, sites=sites, notes=plan.notes, graph_breaks=plan.graph_breaks)
+        stopped = _Trial(program, job, step, tell).unplanned(strategy, plan, attempt, base)
+        found = replace(sites, modules=_sites(plan, applied=True).modules)
+        yield stopped or replace(attempt, outcome="not_tried", sites=found)
 
 
 @dataclass
 class _Trial:
     program: Program
-    kept: tuple[Step, ...]
+    job: Job
     step: Step
-    budget_s: float
     tell: Tell
 
     def run(self) -> Done:
         strategy = strategies.get(self.step.strategy, self.step.parameters)
         attempt = Attempt(strategy.id, "refused", parameters=dict(self.step.parameters))
         self.tell("recording")
-        base = with_steps(self.program, self.kept)
+        base = with_steps(self.program, self.job.kept)
         subject = _subject(self.program, base)
         self.tell("planning")
         plan = strategy.plan(subject)
         attempt = replace(attempt, sites=_sites(plan), notes=plan.notes, graph_breaks=plan.graph_breaks)
-        if stopped := self._unplanned(strategy, plan, attempt, base):
+        if stopped := self.unplanned(strategy, plan, attempt, base):
             return Done(stopped)
         self.tell("rewriting")
         start = time.perf_counter()
@@ -155,7 +186,7 @@ class _Trial:
         attempt = replace(attempt, compile_s=compile_s, sites=_sites(plan, applied=True), notes=notes)
         self.tell("verifying")
         verification = _verify(self.program, candidate)
-        if verification.verdict == "agrees" and not strategy.needs_cuda and self.program.training is None:
+        if verification.verdict == "agrees" and not (strategy.needs_cuda or strategy.slow or self.program.training):
             verification = self._with_used_norms(strategy, plan, subject, verification)
         attempt = replace(attempt, verification=verification)
         if verification.verdict == "diverges":
@@ -175,7 +206,7 @@ class _Trial:
         again = verify(twin, candidate, calls, _runner(self.program), device=self.program.workload.device)
         return verification if again.verdict != "diverges" else again
 
-    def _unplanned(self, strategy: Strategy, plan: Plan, attempt: Attempt, base: nn.Module) -> Attempt | None:
+    def unplanned(self, strategy: Strategy, plan: Plan, attempt: Attempt, base: nn.Module) -> Attempt | None:
         """The attempt where there is nothing to rewrite, or no device to rewrite for."""
         if plan.blocker:
             return replace(attempt, reason=plan.blocker)
@@ -201,7 +232,7 @@ class _Trial:
         if strategy.changes_ops and before == after:
             return replace(attempt, outcome="no_effect", reason=f"The same ops run: {self._counts(before, after)}")
         self.tell("measuring")
-        result = _compare(self.program, base, candidate, self.budget_s)
+        result = _compare(self.program, base, candidate, self.job)
         attempt = replace(
             attempt, outcome=result.verdict, before=result.before, after=result.after, speedup=result.speedup
         )
@@ -210,6 +241,7 @@ class _Trial:
             return replace(attempt, kept=True, break_even_calls=_break_even(attempt.compile_s, saved_ms))
         # what others can build on is kept for doing less; what ends the composition has to pay for itself
         kept = result.verdict == "same" and before.total() > after.total() and not strategy.terminal
+        kept = kept or (self.job.goal == "memory" and result.verdict == "same" and _held_less(result))
         return replace(attempt, kept=kept, reason=_reason(result, kept, self._counts(before, after)))
 
     def _counts(self, before: Counter[str], after: Counter[str]) -> str:
@@ -227,6 +259,10 @@ def _reason(result: bench.Comparison, kept: bool, counts: str) -> str:
     if kept:
         return f"Less is run and outputs agree: {counts}"
     return f"The interval overlaps what two copies of the baseline differ by. {counts}"
+
+
+def _held_less(result: bench.Comparison) -> bool:
+    return (result.after.peak_memory_bytes or 0) < (result.before.peak_memory_bytes or 0)
 
 
 def _break_even(compile_s: float | None, saved_ms: float) -> int | None:
@@ -315,14 +351,20 @@ def _runner(program: Program) -> Callable[[nn.Module, Call], object]:
     return infer if program.training is None else train
 
 
-def _compare(program: Program, base: nn.Module, candidate: nn.Module, budget_s: float) -> bench.Comparison:
-    call = program.call()
+def _compare(program: Program, base: nn.Module, candidate: nn.Module, job: Job) -> bench.Comparison:
+    call, device = program.call(), program.workload.device
     control = copied(base)
-    clock = bench.CudaClock() if program.workload.device.startswith("cuda") else bench.CpuClock()
-    return bench.compare(
+    clock = bench.clock(device, queued=job.goal == "throughput")
+    found = bench.compare(
         lambda: program.step(call, base), lambda: program.step(call, control), lambda: program.step(call, candidate),
-        clock, budget_s=budget_s, seed=program.workload.seed,
+        clock, budget_s=job.budget_s, seed=program.workload.seed,
     )  # fmt: skip
+    before, after = (peak_bytes(lambda m=model: program.step(call, m), device) for model in (base, candidate))  # type: ignore[misc]
+    return replace(
+        found,
+        before=replace(found.before, peak_memory_bytes=before),
+        after=replace(found.after, peak_memory_bytes=after),
+    )
 
 
 def _sites(plan: Plan, applied: bool = False) -> Sites:

@@ -96,6 +96,8 @@ def of_attempts(report: Report) -> str:
             return "No proven difference"
         gain = report.result.median
         return f"{labels.ratio(gain)} faster" if gain > 1 else f"{labels.ratio(1 / gain)} slower"
+    if len(report.attempts) > 1 and any(a.before for a in report.attempts):
+        return "Nothing was changed: no proven gain"
     worst = next((a for a in report.attempts if labels.failed(a)), report.attempts[-1])
     return f"Nothing was changed: {worst.strategy} {labels.ENDED[worst.outcome]}"
 

@@ -81,6 +81,9 @@ class Strategy(ABC):
     terminal: ClassVar[bool] = False
     """True where the result is no longer made of the user's modules, so that no editing strategy can follow."""
 
+    slow: ClassVar[bool] = False
+    """True where preparing takes far longer than a call: a search tries it last."""
+
     @abstractmethod
     def plan(self, subject: Subject) -> Plan:
         """Check every site against the recordings; refuse in a sentence naming the module and the reason."""

@@ -71,6 +71,7 @@ class Compile(Strategy):
     order: ClassVar[int] = 80
     changes_ops: ClassVar[bool] = False
     terminal: ClassVar[bool] = True
+    slow: ClassVar[bool] = True
 
     regions: str = ""
     mode: str = "default"
@@ -210,6 +211,8 @@ class _Survey:
     exhausted: dict[tuple[str, int], str] = field(default_factory=dict)
     """Functions that reached the recompile limit, by file and line."""
     failure: Refusal | None = None
+    seen: set[tuple[str, int]] = field(default_factory=set)
+    """Functions compiled in this survey: dynamo also counts what was compiled before, for another backend."""
 
     def notes(self) -> Iterator[str]:
         if self.recompiles:
@@ -271,12 +274,13 @@ def _read(survey: _Survey, frame: Any) -> None:
     if "recompile limit" in reason or "cache size limit" in reason:
         last = survey.recompiles[-1] if survey.recompiles else ("", 0, "forward", "")
         survey.exhausted[place if frame.co_filename else last[:2]] = frame.co_name or last[2]
-    elif frame.recompile_reason:
+    elif frame.recompile_reason and place in survey.seen:
         survey.recompiles.append((*place, frame.co_name, _words(frame.recompile_reason.partition(": ")[2])))
     elif reason:
         at = frame.fail_user_frame_filename or place[0], frame.fail_user_frame_lineno or place[1]
         survey.breaks.setdefault(at, _words(reason))
-        survey.failure = Refusal("the model", f"{_words(reason)}", Source(*at))
+        survey.failure = Refusal("the model", _words(reason), Source(*at))
+    survey.seen.add(place)
 
 
 def _words(reason: str) -> str:

@@ -1,0 +1,172 @@
+"""What dynamo captures is told as it is: breaks with their lines, recompiles, the recompile limit."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fusionadvisor import strategies
+from fusionadvisor.errors import InputError
+from fusionadvisor.strategies import compile as module
+from fusionadvisor.strategies.base import Plan
+from fusionadvisor.strategies.compile import Compile, repeated
+from tests.strategies.subjects import applied, subject
+
+LINES = Path(__file__).read_text().splitlines()
+
+
+def line(mark: str) -> int:
+    return next(number for number, text in enumerate(LINES, 1) if text.endswith(f"# {mark}"))
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class Block(nn.Module):
+    def __init__(self, index: int = 0) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
+        self.linear = nn.Linear(8, 8)
+        self.index = index
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.tanh(self.linear(self.norm(x))) * self.index
+
+
+class Layers(nn.Module):
+    def __init__(self, count: int, numbered: bool) -> None:
+        super().__init__()
+        self.stem = nn.Linear(8, 8)
+        self.layers = nn.ModuleList(Block(i if numbered else 1) for i in range(count))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.linear(x)
+        if x.sum() > 0:  # branch
+            x = x + 1
+        torch._dynamo.graph_break()  # asked for
+        return x * 2
+
+
+def test_a_model_without_breaks_is_one_graph() -> None:
+    plan = Compile().plan(subject(Layers(2, False), (8,)))
+    assert [site.name for site in plan.sites] == ["the model"]
+    assert plan.graph_breaks == 0
+    assert not plan.refused
+
+
+def test_breaks_are_counted_and_named_with_their_lines() -> None:
+    plan = Compile().plan(subject(Branches(), (8,), batches=(2, 2, 2)))
+    assert plan.graph_breaks == 2
+    places = {(r.source.line, r.reason) for r in plan.refused if r.source}
+    assert {number for number, _ in places} == {line("branch"), line("asked for")}
+    assert any("a condition reads a tensor's value" in reason for _, reason in places)
+
+
+def test_a_batch_of_another_size_is_a_recompile() -> None:
+    plan = Compile().plan(subject(Layers(2, False), (8,), batches=(2, 2, 2, 3)))
+    assert any("1 recompile on forward" in note and "size mismatch" in note for note in plan.notes)
+    alike = Compile().plan(subject(Layers(2, False), (8,), batches=(2, 2, 2)))
+    assert not any("recompile" in note for note in alike.notes)
+    dynamic = Compile(dynamic="true").plan(subject(Layers(2, False), (8,), batches=(2, 2, 2, 3)))
+    assert not any("recompile" in note for note in dynamic.notes)
+
+
+def test_repeated_blocks_are_found_and_compiled_alone() -> None:
+    model = Layers(3, False)
+    assert repeated(model) == ["layers.0", "layers.1", "layers.2"]
+    plan = Compile(regions="auto").plan(subject(model, (8,)))
+    assert [site.members for site in plan.sites] == [("layers.0",), ("layers.1",), ("layers.2",)]
+    made = Compile(regions="auto").rewrite(Layers(3, False), plan, subject(model, (8,)))
+    compiled = [path for path, m in made.named_modules() if m._compiled_call_impl is not None]
+    assert compiled == ["layers.0", "layers.1", "layers.2"]
+    assert made.state_dict().keys() == model.state_dict().keys()
+
+
+def test_the_recompile_limit_is_said() -> None:
+    """Each block has another number in it, and torch gives up after eight of them."""
+    limit = torch._dynamo.config.recompile_limit
+    plan = Compile(regions="auto").plan(subject(Layers(limit + 2, True), (8,), batches=(2, 2, 2)))
+    assert any("recompile limit and runs uncompiled" in note for note in plan.notes)
+    few = Compile(regions="auto").plan(subject(Layers(3, True), (8,), batches=(2, 2, 2)))
+    assert not any("recompile limit" in note for note in few.notes)
+
+
+def test_reduce_overhead_does_nothing_on_the_cpu() -> None:
+    plan = Compile(mode="reduce-overhead").plan(subject(Layers(1, False), (8,)))
+    assert any("does nothing that default does not" in note for note in plan.notes)
+
+
+def test_nothing_repeats() -> None:
+    plan = Compile(regions="auto").plan(subject(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), (8,)))
+    assert plan == Plan(notes=("No block repeats in this model.",))
+
+
+def test_no_compiler_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import cpp_builder
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    def missing() -> str:
+        raise InvalidCxxCompiler
+
+    monkeypatch.setattr(cpp_builder, "get_cpp_compiler", missing)
+    plan = Compile().plan(subject(nn.Linear(8, 8), (8,)))
+    assert plan.blocker == "torch.compile needs a C++ compiler on the CPU, and there is none: install g++, or set CXX."
+
+
+def test_a_compiled_model_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(8, 8))
+    given = subject(model, (8,))
+    model.compile(backend="eager")
+    assert "is compiled already" in Compile().plan(given).blocker
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [({"mode": "reduce"}, "mode is not 'reduce'"), ({"dynamic": "maybe"}, "dynamic is not 'maybe'")],
+)
+def test_parameters_are_checked(parameters: dict[str, str], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        strategies.get("compile", parameters)
+
+
+def test_an_unknown_region_is_named() -> None:
+    with pytest.raises(InputError, match=r"no module 'layer\.0'"):
+        Compile(regions="layer.0").plan(subject(Layers(2, False), (8,)))
+
+
+def test_old_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch.utils._triton
+
+    monkeypatch.setattr(torch.utils._triton, "has_triton_package", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (6, 1))
+    assert "this one has 6.1" in module._unequipped("cuda")
+
+
+@pytest.mark.slow
+def test_generated_code_computes_the_same_and_counts_kernels() -> None:
+    given = subject(Block(1), (8,), batches=(2, 2, 2))
+    candidate, plan = applied(Compile(), given)
+    assert plan.graph_breaks == 0
+    assert candidate._compiled_call_impl is not None
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile, torch.no_grad():
+        candidate(*given.calls[0].args)
+    assert any("cpp_fused" in event.name for event in profile.events())

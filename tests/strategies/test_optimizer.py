@@ -1,0 +1,162 @@
+"""The fused and foreach forms of an optimizer train a model as its loop over the parameters does."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from fusionadvisor import strategies
+from fusionadvisor.errors import InputError
+from fusionadvisor.flow.record import record
+from fusionadvisor.strategies.base import Call, Plan, Subject
+from fusionadvisor.strategies.optimizer import FusedOptimizer, configure
+from fusionadvisor.workload.training import OPTIONS, Training
+from tests.strategies.subjects import reasons
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(6, 16)
+        self.norm = nn.LayerNorm(16)
+        self.last = nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(torch.relu(self.norm(self.first(x))))
+        return out
+
+
+def step(model: nn.Module, optimizer: Optimizer, x: Tensor, clip: bool = False, to_zero: bool = False) -> Tensor:
+    optimizer.zero_grad(set_to_none=not to_zero)
+    loss: Tensor = model(x).square().mean()
+    loss.backward()  # type: ignore[no-untyped-call]
+    if clip:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=False)
+    optimizer.step()
+    return loss.detach()
+
+
+def trained(optimizer: Optimizer, model: nn.Module, **more: Any) -> Subject:
+    x = torch.randn(5, 6, generator=torch.Generator().manual_seed(1))
+    graphs = tuple(record(lambda: step(model, optimizer, x, **more), model, Call((x,))) for _ in range(2))
+    return Subject(model, graphs, (Call((x,)),), "training", optimizer=optimizer)
+
+
+CLASSES: list[tuple[type[Optimizer], dict[str, Any], str]] = [
+    (SGD, {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01}, "fused"),
+    (Adam, {"lr": 1e-3, "amsgrad": True}, "fused"),
+    (AdamW, {"lr": 1e-3, "foreach": False}, "fused"),
+    (torch.optim.Adagrad, {"lr": 1e-2}, "fused"),
+    (torch.optim.RMSprop, {"lr": 1e-3}, "foreach"),
+    (torch.optim.NAdam, {"lr": 1e-3}, "foreach"),
+]
+
+
+@pytest.mark.parametrize(("kind", "settings", "form"), CLASSES, ids=lambda v: getattr(v, "__name__", ""))
+def test_fifty_steps_agree_with_the_loop_in_float64(kind: Any, settings: dict[str, Any], form: str) -> None:
+    model = Net()
+    plan = FusedOptimizer().plan(trained(kind(model.parameters(), **settings), model))
+    assert [site.detail.split()[-1] for site in plan.sites] == [form], reasons(plan)
+
+    torch.manual_seed(3)
+    loop, exact, fused = Net(), Net().double(), FusedOptimizer().rewrite(Net(), plan, Subject(Net(), (), ()))
+    own = kind(loop.parameters(), **settings)
+    truth = kind(exact.parameters(), **settings)
+    new = configure(kind(fused.parameters(), **settings), fused)
+    assert new.param_groups[0][form]
+    for number in range(50):
+        x = torch.randn(5, 6, generator=torch.Generator().manual_seed(number))
+        step(loop, own, x)
+        step(exact, truth, x.double())
+        step(fused, new, x)
+    assert not torch.equal(fused.first.weight, Net().first.weight)  # type: ignore[arg-type, union-attr]
+    for a, b, c in zip(loop.parameters(), fused.parameters(), exact.parameters(), strict=True):
+        floor = 1e-5 * c.detach().abs().max().clamp(min=1)
+        assert (b.double() - c).abs().max() <= 3 * (a.double() - c).abs().max() + floor
+
+
+def test_a_training_runs_the_form_its_model_names_and_copies_keep_it() -> None:
+    training = Training(None, None, lambda m: AdamW(m.parameters(), foreach=False), ())
+    model = Net()
+    model.__dict__[OPTIONS] = {"fused": True, "foreach": False}
+    for each in (model, copy.deepcopy(model)):
+        assert training.optimizer(each).param_groups[0]["fused"] is True
+    assert training.optimizer(Net()).param_groups[0]["fused"] is None
+
+
+def test_steps_are_undone() -> None:
+    training = Training(None, None, lambda m: AdamW(m.parameters(), lr=0.1), ())
+    model = Net()
+    before = copy.deepcopy(model.state_dict())
+    from contextlib import nullcontext
+
+    with training.undone(model):
+        training.step(model, Call((torch.randn(5, 6),)), nullcontext)
+        assert not torch.equal(model.first.weight, before["first.weight"])
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+    assert training.optimizer_in_use(model) is None
+
+
+def test_inference_has_no_optimizer() -> None:
+    assert "inference has none" in FusedOptimizer().plan(Subject(Net(), (), ())).blocker
+
+
+def test_without_an_optimizer_there_is_nothing_to_change() -> None:
+    assert "was not given an optimizer" in FusedOptimizer().plan(Subject(Net(), (), (), "training")).blocker
+
+
+class Own(SGD):
+    pass
+
+
+def test_a_class_of_the_users_is_left_alone() -> None:
+    model = Net()
+    plan = FusedOptimizer().plan(trained(Own(model.parameters(), lr=0.1), model))
+    assert not plan.sites
+    assert "Own is not torch.optim's own" in reasons(plan)
+
+
+def test_a_class_without_the_forms_is_refused() -> None:
+    model = nn.Sequential(nn.Embedding(4, 3, sparse=True))
+    optimizer = torch.optim.SparseAdam(model.parameters())
+    plan = FusedOptimizer().plan(Subject(model, (), (), "training", optimizer=optimizer))
+    assert "SparseAdam has no fused form." in reasons(plan)
+    assert "SparseAdam has no foreach form." in reasons(plan)
+
+
+def test_sparse_gradients_and_differentiable_are_refused() -> None:
+    model = nn.Embedding(4, 3, sparse=True)
+    optimizer: Optimizer = SGD(model.parameters(), lr=0.1)
+    model(torch.tensor([1])).sum().backward()
+    plan = FusedOptimizer().plan(Subject(model, (), (), "training", optimizer=optimizer))
+    assert not plan.sites
+    assert "sparse gradients" in reasons(plan)
+    dense = Net()
+    optimizer = Adam(dense.parameters(), differentiable=True)
+    plan = FusedOptimizer().plan(Subject(dense, (), (), "training", optimizer=optimizer))
+    assert "is differentiable" in reasons(plan)
+
+
+def test_what_is_fused_already_is_said() -> None:
+    model = Net()
+    optimizer = AdamW(model.parameters(), fused=True)
+    plan = FusedOptimizer().plan(Subject(model, (), (), "training", optimizer=optimizer))
+    assert plan == Plan(notes=("AdamW runs fused already.",))
+
+
+def test_lines_that_clip_and_zero_one_by_one_are_named() -> None:
+    model = Net()
+    plan = FusedOptimizer().plan(trained(SGD(model.parameters(), lr=0.1), model, clip=True, to_zero=True))
+    assert any("clips gradients one by one" in note and "test_optimizer.py" in note for note in plan.notes)
+    quiet = FusedOptimizer().plan(trained(SGD(model.parameters(), lr=0.1), model))
+    assert not quiet.notes
+
+
+def test_an_unknown_form_is_refused() -> None:
+    with pytest.raises(InputError, match="form is not 'fastest'"):
+        strategies.get("optimizer", {"form": "fastest"})
