@@ -113,7 +113,7 @@ def test_a_trace_is_shown_as_recorded() -> None:
 def test_next_command_can_run_here() -> None:
     graph = replace(CHAIN, rule="FA301", remedies=("cudagraph",), saving=bound(500, 900))
     assert next_commands(replace(PROFILE, findings=(graph,)))[0].endswith("--strategy cudagraph")
-    assert next_commands(replace(CPU_PROFILE, findings=(graph, CHAIN)))[0].endswith("--strategy torchscript")
+    assert next_commands(replace(CPU_PROFILE, findings=(graph, CHAIN)))[0].endswith("--strategy compile")
     assert next_commands(TRACE) == ("fusion-advisor explain FA103",)
 
 
