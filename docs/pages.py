@@ -34,7 +34,10 @@ def _answered(strategy: catalog.Entry, folder: str) -> str:
 
 def strategies_index() -> str:
     """Return the list of strategies as Markdown."""
-    rows = [f"| [{s.id}]({s.id}.md) | {s.title} | {_answered(s, '../rules/')} |" for s in catalog.STRATEGIES]
+    rows = [
+        f"| [{s.id}]({s.id}.md) | {s.title} | {_answered(s, '../rules/')} |"
+        for s in (*catalog.STRATEGIES, catalog.SEARCH)
+    ]
     return "\n".join([NOTE, "", "# Strategies", "", "| strategy | what it does | rules |", "|---|---|---|", *rows, ""])
 
 
