@@ -148,3 +148,20 @@ def test_a_search_of_a_real_model_gives_a_reason_for_each(tiny: str, tmp_path: P
     if found.result is not None:
         assert found.result.ci95[0] > found.result.aa_band[1]
         assert found.files
+
+
+SAMPLES = sorted((Path(__file__).parents[2] / "sample_models").glob("*.py"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda path: path.stem)
+def test_a_sample_never_ends_slower(sample: Path) -> None:
+    """What is kept is better than the original in a last measurement, or nothing is kept."""
+    found = auto.search(resolve(str(sample), device="cpu"), (), budget_s=40.0)
+    assert {a.strategy for a in found.attempts} == set(strategies.ids())
+    assert bool(found.steps) == (found.result is not None)
+    if found.result is not None:
+        assert found.result.ci95[0] > found.result.aa_band[1]
+        assert found.verification is not None
+        assert found.verification.verdict == "agrees"

@@ -1,0 +1,60 @@
+"""What the tutorial's page says: its commands can be typed, and what it calls off is off."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from fusionadvisor.catalog import SEARCH, STRATEGIES
+from fusionadvisor.evaluate.kernels import count
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+COMMANDS = re.findall(r"^\$ fusion-advisor (.+)$", PAGE, re.M)
+
+
+def test_there_is_a_command_for_every_exercise() -> None:
+    strategies = {"fuse_modules", "torchscript", "horizontal", "cudagraph", "fx", "inplace"}
+    assert strategies == {c.partition("--strategy ")[2] for c in COMMANDS if c.startswith("apply")}
+    assert any(c.startswith("profile") for c in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_name_what_exists(command: str) -> None:
+    verb, target, *rest = command.split()
+    assert verb in ("profile", "apply")
+    assert (ROOT / target).is_file()
+    assert not rest or rest[1] in {entry.id for entry in (*STRATEGIES, SEARCH)}
+
+
+def test_links_lead_somewhere() -> None:
+    for link in re.findall(r"\]\(([^)#]+)\)", PAGE):
+        assert (ROOT / "docs" / link).exists(), link
+
+
+def test_what_is_called_off_is_off() -> None:
+    import torch.nn.utils.fusion as fusion
+
+    assert not hasattr(fusion, "fuse_modules")
+    assert hasattr(fusion, "fuse_conv_bn_eval")
+    assert hasattr(fusion, "fuse_linear_bn_eval")
+    conv, x = nn.Conv2d(3, 4, 3).eval(), torch.randn(1, 3, 8, 8)
+
+    def apart() -> torch.Tensor:
+        y = conv(x)
+        return torch.relu(y)
+
+    def chained() -> torch.Tensor:
+        return x.add(1).mul(2).relu()
+
+    def one_by_one() -> torch.Tensor:
+        y = x.add(1)
+        z = y.mul(2)
+        return z.relu()
+
+    with torch.no_grad():
+        assert count(lambda: torch.relu(conv(x)), "cpu") == count(apart, "cpu")
+        assert count(chained, "cpu") == count(one_by_one, "cpu")
+        assert count(chained, "cpu").total() == 3
