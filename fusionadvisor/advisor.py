@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Literal
 
 from fusionadvisor import __version__
 from fusionadvisor.catalog import SEARCH
-from fusionadvisor.report.model import Attempt, Environment, Finding, Report, Tool, Workload
+from fusionadvisor.errors import InputError
+from fusionadvisor.report.model import (
+    Attempt,
+    Environment,
+    Finding,
+    Prediction,
+    RankSummary,
+    Report,
+    Tool,
+    Warning,
+    Workload,
+)
 
 if TYPE_CHECKING:
     from fusionadvisor.trace.timeline import Timeline
@@ -24,11 +35,13 @@ def _started(command: str) -> tuple[Tool, str, str]:
     return Tool("fusion-advisor", __version__), datetime.now(UTC).isoformat(timespec="seconds"), command
 
 
-def analyze(source: str | Path, *, progress: Progress | None = None) -> Report:
+def analyze(source: str | Path | Sequence[str | Path], *, progress: Progress | None = None) -> Report:
     """Read a recorded trace and say what is unfused in it. Needs neither a GPU, nor the model, nor torch.
 
     Args:
-        source: A Kineto/Chrome trace: JSON, gzip or zip of it, or ``"-"`` for standard input.
+        source: A Kineto/Chrome trace: JSON, gzip or zip of it, or ``"-"`` for standard input. Or the traces of one job,
+            one a rank: a directory, a zip, or a list of files; the report is then on the rank the others wait for,
+            else on the first, with a summary of each.
         progress: Called with a few words before each stage.
 
     Raises:
@@ -42,7 +55,12 @@ def analyze(source: str | Path, *, progress: Progress | None = None) -> Report:
     say = progress or _silent
     tool, created, command = _started("analyze")
     say("reading the trace")
-    timeline = trace.load(source)
+    ranks: tuple[RankSummary, ...] = ()
+    warnings: tuple[Warning, ...] = ()
+    if isinstance(source, str | Path) and not _several(source):
+        timeline = trace.load(source)
+    else:
+        timeline, ranks, warnings = _of_job(source)
     say("looking for unfused runs")
     advice = run(Facts(timeline))
     return Report(
@@ -50,15 +68,38 @@ def analyze(source: str | Path, *, progress: Progress | None = None) -> Report:
         created=created,
         command=command,
         environment=_recorded_on(timeline),
-        source=str(source),
+        source=str(source) if isinstance(source, str | Path) else f"{len(source)} files",
         timeline=summarise(timeline, advice.group_of_kernel, advice.bytes_of_kernel),
+        ranks=ranks,
         fusion=advice.fusion,
         findings=advice.findings,
         near_misses=advice.near_misses,
         passed=advice.passed,
         not_applicable=advice.not_applicable,
-        warnings=advice.warnings,
+        warnings=(*warnings, *advice.warnings),
     )
+
+
+def _several(source: str | Path) -> bool:
+    from fusionadvisor.trace.ranks import several
+
+    return several(source)
+
+
+def _of_job(
+    source: str | Path | Sequence[str | Path],
+) -> "tuple[Timeline, tuple[RankSummary, ...], tuple[Warning, ...]]":
+    """Read all ranks; return the timeline of the one to report on, and a summary of each."""
+    from fusionadvisor.trace.ranks import load_ranks
+
+    job = load_ranks(source)
+    late, waiting = job.stragglers, job.waiting_us
+    summaries = tuple(replace(r, waiting_us=waiting[r.rank], straggler=r.rank in late) for r in job.ranks)
+    chosen = late[0] if late else summaries[0].rank
+    why = "the others wait for it" if late else "no rank is waited for"
+    said = [f"{len(summaries)} ranks were read; what follows is on rank {chosen}: {why}."] if len(summaries) > 1 else []
+    said += [f"Left out: {reason}" for reason in job.skipped]
+    return job.timeline(chosen), summaries, tuple(Warning("W-ranks", sentence) for sentence in said)
 
 
 def _recorded_on(timeline: "Timeline") -> Environment:
@@ -84,6 +125,7 @@ def profile(
     device: str | None = None,
     steps: int | None = None,
     gpu: str | None = None,
+    beside: str | None = None,
     seed: int = 0,
     trust: bool = False,
     model: str | None = None,
@@ -103,6 +145,7 @@ def profile(
         device: ``"cuda"``, ``"cpu"``; None takes CUDA where there is one.
         steps: Steps to record; None chooses by their length.
         gpu: Predict the kernels for this GPU, ``"h100"``, instead of running the model on what is here.
+        beside: Where the model runs on the CPU, also predict the step for this GPU and add its counts.
         seed: Seed of inputs and initialisation.
         trust: Allow what pickle would run while loading.
         model: For a checkpoint of weights alone, the model they belong to, as a target.
@@ -124,9 +167,19 @@ def profile(
         target, entry=entry, inputs=inputs, train=train, device=device, seed=seed, trust=trust, model=model,
         model_args=model_args, batch=batch, amp=amp, accumulate=accumulate,
     )  # fmt: skip
-    return (
-        predict_workload(workload, gpu, progress=say) if gpu else profile_workload(workload, steps=steps, progress=say)
-    )
+    if gpu:
+        return predict_workload(workload, gpu, progress=say)
+    report = profile_workload(workload, steps=steps, progress=say)
+    return _with_prediction(report, workload, beside, say) if beside and workload.device == "cpu" else report
+
+
+def _with_prediction(report: Report, workload: Workload, gpu: str, say: Progress) -> Report:
+    """Add what the step would be on a GPU; where that cannot be told, say why."""
+    try:
+        return replace(report, predicted=predict_workload(workload, gpu, progress=say).predicted)
+    except InputError as error:
+        said = Warning("W-predict", f"Not predicted for {gpu}: {error.what}")
+        return replace(report, warnings=(*report.warnings, said))
 
 
 def predict_workload(workload: Workload, gpu: str, *, progress: Progress | None = None) -> Report:
@@ -155,6 +208,16 @@ def predict_workload(workload: Workload, gpu: str, *, progress: Progress | None 
         workload=replace(workload, inputs=predicted.inputs),
         source=workload.target,
         timeline=summarise(predicted.timeline, advice.group_of_kernel, advice.bytes_of_kernel),
+        predicted=Prediction(
+            gpu=predicted.timeline.devices[0].name or gpu,
+            kernels=len(predicted.timeline.kernels),
+            groups=advice.fusion.groups,
+            bytes=predicted.bytes,
+            unfused_bytes=advice.fusion.unfused_bytes,
+            syncs=advice.fusion.syncs,
+            kernel_us=predicted.kernel_us,
+            uncalibrated_share=predicted.uncalibrated_share,
+        ),
         fusion=advice.fusion,
         findings=advice.findings,
         near_misses=advice.near_misses,

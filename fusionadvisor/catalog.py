@@ -60,7 +60,7 @@ _RULES: tuple[Entry, ...] = (
     Entry("FA101", "Fold batch norm into its convolution", "fusionadvisor.rules.vertical:FoldableNorm",
           ("fuse_modules", "compile"), "batch norms folded"),
     Entry("FA102", "Move the activation into the epilogue", "fusionadvisor.rules.vertical:ActivationEpilogue",
-          ("compile", "fuse_modules"), "activations in epilogues"),
+          ("compile",), "activations in epilogues"),
     Entry("FA103", "Fuse the pointwise chain", "fusionadvisor.rules.vertical:PointwiseChain",
           ("compile", "torchscript"), "no pointwise chains"),
     Entry("FA104", "Fuse the residual addition with the norm", "fusionadvisor.rules.norms:ResidualNorm",

@@ -10,6 +10,8 @@ import pytest
 
 # Before torch is imported: threads of several test processes on few cores mostly wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A prediction beside every CPU profile would double what the command-line tests take.
+os.environ.setdefault("FUSION_ADVISOR_GPU", "none")
 
 
 @cache

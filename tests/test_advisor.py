@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from fusionadvisor import advisor
+from fusionadvisor.render.terminal import compose
 from fusionadvisor.report.codec import from_json, to_json
+from fusionadvisor.report.model import Report
 from tests.shared import SHARED
 
 SAMPLES = Path(__file__).parent.parent / "sample_models"
@@ -49,3 +51,37 @@ def test_a_recorded_trace_gives_its_counted_figures() -> None:
     launch = next(f for f in report.findings if f.rule == "FA301")
     assert launch.saving.step_us.likely is None
     assert report.fusion.launch_bound.share is None
+
+
+def test_a_cpu_profile_shows_the_step_predicted_for_a_gpu_beside_it() -> None:
+    report = advisor.profile(str(SAMPLES / "linear_relu.py"), device="cpu", steps=1, beside="h100")
+    assert report.timeline is not None
+    assert report.timeline.basis == "measured"
+    assert report.predicted is not None
+    assert (report.predicted.gpu, report.predicted.kernels, report.predicted.syncs) == ("NVIDIA H100 SXM", 6, 0)
+    assert report.predicted.kernel_us.low <= report.predicted.kernel_us.high
+    said = [line for line in _text(report) if line.startswith("Predicted")]
+    assert "6 kernels" in said[0]
+
+
+@pytest.mark.skipif(SHARED is None, reason="the shared traces are not here")
+def test_the_ranks_of_a_job_are_summed_up_and_the_late_one_reported(tmp_path: Path) -> None:
+    assert SHARED is not None
+    for rank in (0, 3):
+        name = f"astra_a100_megatron_tp8_r{rank}.json.gz"
+        (tmp_path / name).symlink_to(SHARED / "traces" / name)
+    report = advisor.analyze(tmp_path)
+    assert report.timeline is not None
+    by_rank = {rank.rank: rank for rank in report.ranks}
+    assert set(by_rank) == {0, 3}
+    late = next(rank for rank in report.ranks if rank.straggler)
+    assert report.timeline.rank == late.rank
+    assert late.collective_us == min(rank.collective_us for rank in report.ranks)
+    other = by_rank[3 - late.rank]
+    assert other.waiting_us == pytest.approx(other.collective_us - late.collective_us)
+    assert any("2 ranks were read" in warning.message for warning in report.warnings)
+    assert any("the others wait for it" in line for line in _text(report))
+
+
+def _text(report: Report) -> list[str]:
+    return [line.plain for line in compose(report, 100).lines]

@@ -19,8 +19,13 @@ from fusionadvisor.cli.options import (
 
 
 def analyze(
-    trace: Annotated[
-        str, typer.Argument(metavar="TRACE", help="A torch.profiler trace: .json, .json.gz, or - for standard input.")
+    traces: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="TRACE…",
+            help="A torch.profiler trace: .json, .json.gz, .zip, or - for standard input. "
+            "Several, or their folder: the ranks of one job.",
+        ),
     ],
     json: JsonOption = None,
     html: HtmlOption = None,
@@ -41,7 +46,7 @@ def analyze(
         csv=csv,
     )  # fmt: skip
     with working() as say:
-        report = advisor.analyze(trace, progress=say)
+        report = advisor.analyze(traces[0] if len(traces) == 1 else traces, progress=say)
     output.emit(report)
     output.hold(report)
     return 0

@@ -29,6 +29,9 @@ from fusionadvisor.cli.options import (
     TrustOption,
 )
 
+BESIDE = "h100"
+"""The GPU whose kernels are shown beside a CPU run where none is named."""
+
 
 def profile(
     target: Annotated[
@@ -41,7 +44,12 @@ def profile(
     steps: Annotated[int | None, typer.Option("--steps", min=1, help="Steps to record; default: enough.")] = None,
     gpu: Annotated[
         str | None,
-        typer.Option("--gpu", metavar="NAME", help="Predict the kernels for this GPU, as h100; see: list gpus."),
+        typer.Option(
+            "--gpu",
+            metavar="NAME",
+            envvar="FUSION_ADVISOR_GPU",
+            help="Predict for this GPU instead, as h100; none: no prediction beside a CPU run. See: list gpus.",
+        ),
     ] = None,
     seed: SeedOption = 0,
     trust: TrustOption = False,
@@ -70,9 +78,11 @@ def profile(
         format, force=force, fail_on=fail_on, json=json, html=html, markdown=markdown, sarif=sarif, perfetto=perfetto,
         csv=csv,
     )  # fmt: skip
+    wanted = gpu and gpu.lower()
     with working() as say:
         report = advisor.profile(
-            target, entry=entry, inputs=inputs or (), train=train, device=device, steps=steps, gpu=gpu,
+            target, entry=entry, inputs=inputs or (), train=train, device=device, steps=steps,
+            gpu=None if wanted == "none" else gpu, beside=None if wanted else BESIDE,
             seed=seed, trust=trust, model=model, model_args=model_args or (), batch=batch,
             amp=amp, accumulate=accumulate, progress=say,
         )  # fmt: skip

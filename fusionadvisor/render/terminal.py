@@ -9,7 +9,7 @@ from fusionadvisor.render import labels, verdict
 from fusionadvisor.render.attempts import attempts
 from fusionadvisor.render.text import Piece, Sheet, cleaned
 from fusionadvisor.report.model import Finding, KernelTable, Report
-from fusionadvisor.units import percent, plural, size_bytes
+from fusionadvisor.units import percent, plural, range_us, size_bytes, time_us
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -65,6 +65,8 @@ def _profile(sheet: Sheet, report: Report) -> None:
     sheet.gap()
     _step(sheet, report)
     _kinds(sheet, report)
+    _predicted(sheet, report)
+    _ranks(sheet, report)
     _findings(sheet, report)
     _rest(sheet, report)
 
@@ -174,6 +176,37 @@ def _kinds(sheet: Sheet, report: Report) -> None:
             sheet.cell(percent(share), 8, right=True),
             "  ",
             (_bar(share, min(BAR, sheet.width - 58)), "cyan"),
+        )
+
+
+def _predicted(sheet: Sheet, report: Report) -> None:
+    """The step on a GPU that is not here, beside times that were measured."""
+    found = report.predicted
+    if found is None or labels.predicted(report):
+        return
+    items = [f"on {found.gpu}: {plural(found.kernels, 'kernel')}", f"{plural(found.groups, 'group')} to fuse"]
+    if found.unfused_bytes:
+        items.append(f"{size_bytes(found.unfused_bytes)} of {size_bytes(found.bytes)} only written to be read again")
+    items.append(plural(found.syncs, "sync"))
+    items.append(range_us(found.kernel_us.low, found.kernel_us.high))
+    if found.uncalibrated_share >= 0.005:
+        items.append(f"{percent(found.uncalibrated_share)} of that not calibrated")
+    sheet.flow(items, lead=[("Predicted ", "bold")], indent=10)
+
+
+def _ranks(sheet: Sheet, report: Report) -> None:
+    if len(report.ranks) < 2:
+        return
+    sheet.gap()
+    titles = ("kernels", "step", "compute", "collectives", "exposed", "waiting")
+    sheet.add(("Ranks   ", "bold"), *((sheet.cell(title, 12, right=True), "dim") for title in titles))
+    for rank in report.ranks:
+        times = (rank.step_us, rank.compute_us, rank.collective_us, rank.exposed_us, rank.waiting_us)
+        sheet.add(
+            f"  {sheet.cell(str(rank.rank), 6)}",
+            sheet.cell(f"{rank.kernels:,}", 12, right=True),
+            *(sheet.cell(time_us(time), 12, right=True) for time in times),
+            ("  the others wait for it", "yellow") if rank.straggler else "",
         )
 
 

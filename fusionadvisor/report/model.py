@@ -200,6 +200,55 @@ class Idle:
 
 
 @dataclass(frozen=True, slots=True)
+class RankSummary:
+    """One process of a distributed job. All times are unions of intervals, so nothing is counted twice."""
+
+    rank: int
+    name: str
+    kernels: int
+    steps: int
+    step_us: float
+    """Median length of a step on the CPU."""
+    span_us: float
+    compute_us: float
+    """Time in kernels that are no collectives."""
+    collective_us: float
+    """Time in collectives: transfer, and waiting for the last rank to arrive."""
+    exposed_us: float
+    """Time in collectives while no other kernel ran."""
+    lost: tuple[str, ...] = ()
+    waiting_us: float = 0.0
+    """How much longer it was in collectives than the rank that was in them least, which came last."""
+    straggler: bool = False
+    """True where the others wait for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A bound. ``likely`` is None where the recording cannot support one."""
+
+    low: float
+    likely: float | None
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """A step on a GPU that is not here, beside what was measured. Counts are exact, times are not."""
+
+    gpu: str
+    kernels: int
+    groups: int
+    bytes: int
+    """That all kernels together read and write."""
+    unfused_bytes: int | None
+    syncs: int
+    kernel_us: Range
+    uncalibrated_share: float
+    """Share of that time which rests on constants that were not measured for it."""
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchBound:
     """Whether the CPU keeps the GPU waiting. ``share`` is the idle share a graph would remove, None where unknown."""
 
@@ -225,15 +274,6 @@ class Fusion:
     """Share of kernel time launched from a graph."""
     launch_bound: LaunchBound = field(default_factory=lambda: LaunchBound(None))
     syncs: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """A bound. ``likely`` is None where the recording cannot support one."""
-
-    low: float
-    likely: float | None
-    high: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,6 +456,10 @@ class Report:
     """What was read: the target or the trace's file name."""
     timeline: TimelineSummary | None = None
     latency: Timing | None = None
+    predicted: Prediction | None = None
+    """The same step on a GPU that is not here, or what this whole report is predicted for."""
+    ranks: tuple[RankSummary, ...] = ()
+    """All ranks of the job, where several were read; the rest of the report is on ``timeline.rank``."""
     fusion: Fusion = field(default_factory=Fusion)
     findings: tuple[Finding, ...] = ()
     near_misses: tuple[NearMiss, ...] = ()

@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 from fusionadvisor.errors import InputError
+from fusionadvisor.report.model import RankSummary
 from fusionadvisor.trace.build import build
 from fusionadvisor.trace.container import Container, members, open_file, open_trace, traces_in, unpacked
 from fusionadvisor.trace.measures import union_ns
@@ -24,26 +25,6 @@ from fusionadvisor.trace.timeline import Timeline
 _RANK = re.compile(r"rank[-_ ]?(\d+)", re.IGNORECASE)
 _LATE = 0.05
 """Of a step: less waiting than this is noise."""
-
-
-@dataclass(frozen=True, slots=True)
-class RankSummary:
-    """One rank's time. All of it is a union of intervals, so nothing is counted twice."""
-
-    rank: int
-    name: str
-    kernels: int
-    steps: int
-    step_us: float
-    """Median length of a step on the CPU."""
-    span_us: float
-    compute_us: float
-    """Time in kernels that are no collectives."""
-    collective_us: float
-    """Time in collectives: transfer, and waiting for the last rank to arrive."""
-    exposed_us: float
-    """Time in collectives while no other kernel ran."""
-    lost: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -108,6 +89,15 @@ def load_ranks(source: str | Path | Sequence[str | Path]) -> Ranks:
             f"{_called(source)} holds no trace with GPU events.{reason}", "Name a directory with one trace a rank."
         )
     return Ranks(tuple(found[rank] for rank in sorted(found)), tuple(skipped), opened)
+
+
+def several(source: str | Path) -> bool:
+    """True for a directory, or a zip that holds more than one trace."""
+    path = Path(source)
+    if path.is_file() and zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            return len(members(archive)) > 1
+    return path.is_dir()
 
 
 def _called(source: str | Path | Sequence[str | Path]) -> str:

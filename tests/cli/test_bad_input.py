@@ -54,7 +54,7 @@ FILES = {
         ("analyze text.json", "is not a trace"),
         ("analyze none.json", "list of events is empty"),
         ("analyze page.json", "is a web page"),
-        ("analyze folder", "folder is a directory"),
+        ("analyze folder", "folder holds no trace with GPU events"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(cli: Cli, tmp_path: Path, arguments: str, said: str) -> None:
