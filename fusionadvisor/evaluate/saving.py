@@ -87,7 +87,9 @@ def _artefacts(candidate: nn.Module, call: Call, inference: bool) -> dict[str, t
     buffer = io.BytesIO()
     torch.save(candidate.state_dict(), buffer)
     found = {"weights.pt": ("state dict of the optimised model", buffer.getvalue())}
-    if inference and (exported := _exported(candidate, call)) is not None:
+    compiled = any(module._compiled_call_impl is not None for module in candidate.modules())
+    # an exported program holds no compiled code: loading it would run the ops one by one
+    if inference and not compiled and (exported := _exported(candidate, call)) is not None:
         found["model.pt2"] = ("exported program for the verified shapes", exported)
     return found
 
