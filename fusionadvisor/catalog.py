@@ -84,7 +84,7 @@ _RULES: tuple[Entry, ...] = (
     Entry("FA202", "Merge the convolutions that read one input",
           "fusionadvisor.rules.horizontal:SiblingConvolutions", ("horizontal",), "no sibling convolutions"),
     Entry("FA203", "Batch the small GEMMs", "fusionadvisor.rules.horizontal:SmallGemms",
-          ("horizontal",), "no loops of small GEMMs"),
+          (), "no loops of small GEMMs"),
     Entry("FA204", "Update all parameters in one kernel", "fusionadvisor.rules.training:ForLoopOptimizer",
           ("optimizer",), "optimizer is fused"),
     Entry("FA301", "Replay the step as a graph", "fusionadvisor.rules.launch:LaunchBound",

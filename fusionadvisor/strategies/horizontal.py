@@ -250,7 +250,7 @@ class _Survey:
 
     def _unseen_view(self, path: str) -> str:
         """A line that no recording passed may need the output to be a tensor of its own."""
-        seen = {(op.source.function, op.source.line) for g in self.graphs for op in g.ops if op.source and op.view}
+        seen = {(op.source.file, op.source.line) for g in self.graphs for op in g.ops if op.source and op.view}
         for module in self.model.modules():  # a forward that was captured already runs elsewhere than it was written
             seen |= getattr(vars(module).get("forward"), "lines", frozenset())
         for function in self._handlers(path):
@@ -259,9 +259,9 @@ class _Survey:
                     continue
                 if node.attr == "data":
                     return f"{source.where(function, node)} uses .data: what it changes there cannot be noticed"
-                name = function.node.name
                 lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
-                if node.attr in _LAYOUT and not any((name, line) in seen for line in lines):
+                reached = any((function.file, line) in seen for line in lines)
+                if node.attr in _LAYOUT and not reached:
                     return f"{source.where(function, node)}, which no input reached, may need {path}'s memory whole"
         return ""
 
@@ -290,6 +290,8 @@ def _called(function: source.Function, node: ast.expr) -> bool:
     parent = function.parents[node]
     if isinstance(parent, ast.Call) and parent.func is node:
         return len(parent.args) == 1 and not parent.keywords and not isinstance(parent.args[0], ast.Starred)
+    if isinstance(parent, ast.Tuple | ast.List) and isinstance(parent.ctx, ast.Load):
+        node, parent = parent, function.parents[parent]  # for layer in (self.q, self.k)
     if isinstance(parent, ast.comprehension) and parent.iter is node and isinstance(parent.target, ast.Name):
         name, scope = parent.target.id, function.parents[parent]
         uses = [n for n in ast.walk(scope) if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Load)]

@@ -66,9 +66,9 @@ def function(graph: fx.Graph) -> Callable[..., Any]:
 
 
 def lines(graph: fx.Graph) -> frozenset[tuple[str, int]]:
-    """The lines a graph was captured from, each with the name of its function."""
-    found = (re.findall(r"line (\d+), in (\S+)", node.stack_trace or "") for node in graph.nodes)
-    return frozenset((name, int(line)) for pairs in found for line, name in pairs)
+    """The lines a graph was captured from, each with its file."""
+    found = (re.findall(r'File "([^"]+)", line (\d+)', node.stack_trace or "") for node in graph.nodes)
+    return frozenset((file, int(line)) for pairs in found for file, line in pairs)
 
 
 def impure(module: nn.Module, path: str) -> str:

@@ -90,8 +90,8 @@ class Part(nn.Module):
     @property
     def layer(self) -> Any:
         """The merged layer."""
-        owner: Any = self.owner
-        return owner.merged
+        owner: Any = self.__dict__["owner"]
+        return owner._modules["merged"]
 
     @property
     def weight(self) -> Tensor:
@@ -110,7 +110,7 @@ class Part(nn.Module):
             raise fx.proxy.TraceError("layers that were merged compare their inputs, which a symbolic trace cannot")
         if torch.compiler.is_compiling() or torch.is_grad_enabled() or type(x) is not Tensor or x.is_inference():
             return self._alone(x)
-        if self.owner is not self:
+        if self.__dict__["owner"] is not self:
             part = self.handout.take(self.index, x, self._state(x))
             return self._alone(x) if part is None else part
         layer = self.layer
@@ -127,8 +127,9 @@ class Part(nn.Module):
         """What may not change between the computation and the handing out."""
         kind = x.device.type
         autocast = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
-        tensors = (x, *self.layer.parameters())
-        return (autocast, *((id(tensor), tensor._version) for tensor in tensors))
+        own = self.layer._parameters
+        weight, bias = own["weight"], own["bias"]
+        return x._version, id(weight), weight._version, bias is not None and bias._version, autocast
 
 
 @torch.no_grad()

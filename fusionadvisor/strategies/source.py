@@ -39,6 +39,7 @@ class Function:
     owner: type | None
     name: str
     namespace: dict[str, Any]
+    file: str = ""
 
     @cached_property
     def parents(self) -> dict[ast.AST, ast.AST]:
@@ -92,7 +93,9 @@ def read(model: nn.Module) -> Code:
         if node is None:
             unreadable.append(function.__qualname__)
             continue
-        found[id(function.__code__)] = Function(node, owner, function.__qualname__, function.__globals__)
+        found[id(function.__code__)] = Function(
+            node, owner, function.__qualname__, function.__globals__, function.__code__.co_filename
+        )
         for inner in ast.walk(node):
             if isinstance(inner, ast.Attribute):
                 todo += methods.get(inner.attr, ())

@@ -10,6 +10,7 @@ import linecache
 import random
 import sys
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -216,14 +217,20 @@ def build(seed: int) -> tuple[nn.Module, str]:
     """A model in float64 evaluation with random statistics, and its source."""
     writer = Writer(seed)
     text = writer.source()
-    name = f"<fuzz {next(_numbers)}>"
+    model: nn.Module = randomise(made(text, seed), seed).double().eval()
+    plant(model, writer.draw)
+    return model, text
+
+
+def made(text: str, seed: int) -> nn.Module:
+    """The class ``Model`` of a source text, built; its source can be read as that of a file."""
+    name = f"/fuzz/{next(_numbers)}.py"
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
     scope: dict[str, Any] = {"__name__": name}
     exec(compile(text, name, "exec"), scope)
     torch.manual_seed(seed)
-    model: nn.Module = randomise(scope["Model"](), seed).double().eval()
-    plant(model, writer.draw)
-    return model, text
+    model: nn.Module = scope["Model"]()
+    return model
 
 
 def plant(model: nn.Module, draw: random.Random) -> None:
@@ -257,14 +264,19 @@ def shifts(_module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return (args[0] + 1,)
 
 
+Build = Callable[[int], tuple[nn.Module, str]]
+
+
 @torch.no_grad()
-def check(strategy: Strategy, seed: int) -> tuple[int, int, str]:
+def check(
+    strategy: Strategy, seed: int, build: Build = build, shape: tuple[int, ...] = (WIDTH, SIZE, SIZE)
+) -> tuple[int, int, str]:
     """Sites changed, sites refused, and what is wrong with the result; empty where nothing is."""
     model, text = build(seed)
     generator = torch.Generator().manual_seed(seed)
 
     def call(batch: int, shift: float) -> Call:
-        x = torch.randn(batch, WIDTH, SIZE, SIZE, generator=generator, dtype=torch.float64) + shift
+        x = torch.randn(batch, *shape, generator=generator, dtype=torch.float64) + shift
         return Call((x,))
 
     try:

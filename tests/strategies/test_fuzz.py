@@ -4,8 +4,11 @@ import pytest
 
 from fusionadvisor.strategies.base import Strategy
 from fusionadvisor.strategies.fuse_modules import FuseModules
+from fusionadvisor.strategies.horizontal import Horizontal
 from fusionadvisor.strategies.inplace import InPlace
-from tests.strategies.fuzz import check
+from fusionadvisor.strategies.sdpa import Sdpa
+from tests.strategies import fuzz_merging
+from tests.strategies.fuzz import Build, check
 
 
 @pytest.mark.parametrize(("kind", "least"), [(FuseModules, 20), (InPlace, 5)])
@@ -16,5 +19,19 @@ def test_no_rewrite_changes_what_a_random_model_computes(kind: type[Strategy], l
         assert not wrong, wrong
         tally.update(changed=changed, refused=refused)
     # neither side may be won by doing nothing, or by refusing everything
+    assert tally["changed"] >= least
+    assert tally["refused"] >= least
+
+
+@pytest.mark.parametrize(
+    ("kind", "build", "least"),
+    [(Horizontal, fuzz_merging.merging, 5), (Horizontal, fuzz_merging.summing, 5), (Sdpa, fuzz_merging.attending, 3)],
+)
+def test_no_merge_changes_what_a_random_model_computes(kind: type[Strategy], build: Build, least: int) -> None:
+    tally: Counter[str] = Counter()
+    for seed in range(10_000, 10_035):
+        changed, refused, wrong = check(kind(), seed, build, fuzz_merging.SHAPE)
+        assert not wrong, wrong
+        tally.update(changed=changed, refused=refused)
     assert tally["changed"] >= least
     assert tally["refused"] >= least
