@@ -36,8 +36,9 @@ class Compile(Strategy):
     paths and state-dict keys stay as they are.
 
     - `regions=auto` compiles only blocks that repeat, the members of a ModuleList or Sequential of one class: they
-      share one compilation, so that preparing takes about as long as for one block. `regions=layers.0,layers.1` names
-      the modules.
+      share one compilation. Twelve decoder blocks on a CPU took 5.6 s of CPU time to prepare this way and 13.1 s whole,
+      and ran 1.05 and 1.22 times as fast as uncompiled (`benchmarks/results/regional_compile.json`).
+      `regions=layers.0,layers.1` names the modules.
     - `mode` is `default`, `reduce-overhead` (CUDA graphs as well; does nothing on the CPU) or `max-autotune` (tries
       several kernels for each matmul).
     - `dynamic=true` makes one kernel for all sizes from the start; `auto` does so once a size has changed; `false`
@@ -56,6 +57,9 @@ class Compile(Strategy):
     - No C++ compiler on the CPU; no Triton, or a GPU older than compute capability 7.0, on CUDA.
     - The model is compiled, scripted, wrapped or sharded already.
     - Nothing of it can be captured.
+
+    Training a convolutional model with batch norms can end as "outputs differ" on the CPU: the compiled gradients of such
+    a model were hundreds of times further from float64 than the uncompiled ones, and that is said, not kept.
 
     A deep copy of a compiled module is not compiled: copy first.
 
