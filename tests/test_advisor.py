@@ -85,3 +85,19 @@ def test_the_ranks_of_a_job_are_summed_up_and_the_late_one_reported(tmp_path: Pa
 
 def _text(report: Report) -> list[str]:
     return [line.plain for line in compose(report, 100).lines]
+
+
+def test_every_step_moves_the_same_bytes_counted_by_hand() -> None:
+    """The block's ops on 4×64×56×56 floats (3.2 MB each way).
+
+    A convolution reads the input and 64×64×3×3 weights and writes as much as it read of the input; a batch norm and a
+    ReLU read and write the activation; the addition reads two.
+    """
+    report = advisor.profile(str(SAMPLES / "residual_block.py"), device="cpu", steps=3)
+    assert report.timeline is not None
+    table = report.timeline.kernels
+    activation, weights = 4 * 64 * 56 * 56 * 4, 64 * 64 * 3 * 3 * 4
+    wanted = 2 * (2 * activation + weights) + 2 * 2 * activation + 2 * 2 * activation + 3 * activation
+    for step in range(3):
+        moved = sum(b for b, s in zip(table.bytes, table.step, strict=True) if s == step and b > 0)
+        assert moved == pytest.approx(wanted, rel=0.001)  # the batch norms' statistics and biases besides

@@ -296,18 +296,18 @@ def _group_column(facts: Facts) -> "npt.NDArray[np.int64]":
 
 
 def _bytes_column(facts: Facts) -> "npt.NDArray[np.int64]":
-    """What each op reads and writes, at the longest of its kernels; its helpers move none of it."""
+    """What each op reads and writes, at the first of its kernels in each step; its helpers move none of it."""
     import numpy as np
 
     column = np.full(len(facts.timeline.kernels), -1, np.int64)
-    us = facts.timeline.kernels["dur_ns"].to_numpy()
     for node in facts.nodes:
         if node.kernels and (node.reads or node.writes):
             alone = describe(facts.dataflow, (node.index,))
             # a gather reads of its table about what it returns
             reads = min(alone.reads, 2 * alone.writes) if node.kind == "index" else alone.reads
-            column[list(node.kernels)] = 0
-            column[max(node.kernels, key=lambda row: us[row])] = reads + alone.writes
+            table = np.array(node.kernels).reshape(node.repeats, -1)
+            column[table] = 0
+            column[table[:, 0]] = reads + alone.writes
     return column
 
 
