@@ -21,6 +21,8 @@ MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagrap
 DYNAMIC = {"auto": None, "true": True, "false": False}
 LISTED = 5
 """Graph breaks and recompiles told one by one; of further ones the number is."""
+_EXPLAINED = "Explanation:"
+"""In dynamo's text on a graph break, and not in what else makes it start again."""
 OLDEST_CAPABILITY = (7, 0)
 """Triton's oldest GPU, as Inductor checks it."""
 
@@ -58,8 +60,8 @@ class Compile(Strategy):
     - The model is compiled, scripted, wrapped or sharded already.
     - Nothing of it can be captured.
 
-    Training a convolutional model with batch norms can end as "outputs differ" on the CPU: the compiled gradients of such
-    a model were hundreds of times further from float64 than the uncompiled ones, and that is said, not kept.
+    Training a convolutional model with batch norms can end as "outputs differ" on the CPU: compiled gradients of such a
+    model were hundreds of times further from float64 than the uncompiled ones. That is said, and not kept.
 
     A deep copy of a compiled module is not compiled: copy first.
 
@@ -208,8 +210,8 @@ class _Survey:
     """What dynamo made of the recorded inputs."""
 
     graphs: int = 0
-    breaks: dict[tuple[str, int], str] = field(default_factory=dict)
-    """Reason of each graph break, by the user's file and line."""
+    breaks: dict[tuple[str, int, str], None] = field(default_factory=dict)
+    """The user's file and line of each graph break, and its reason, in the order found."""
     recompiles: list[tuple[str, int, str, str]] = field(default_factory=list)
     """File, line, function and reason of each."""
     exhausted: dict[tuple[str, int], str] = field(default_factory=dict)
@@ -232,7 +234,7 @@ class _Survey:
     def refusals(self) -> tuple[Refusal, ...]:
         return tuple(
             Refusal(_place(file, line), f"Graph break: {reason}", Source(file, line))
-            for (file, line), reason in self.breaks.items()
+            for file, line, reason in self.breaks
         )
 
 
@@ -248,7 +250,7 @@ def _survey(subject: Subject, paths: list[str], dynamic: bool | None) -> _Survey
         reason = getattr(graph, "compile_subgraph_reason", None)
         if reason is not None and reason.graph_break and reason.user_stack:
             frame = reason.user_stack[-1]
-            survey.breaks.setdefault((frame.filename, frame.lineno), _words(reason.reason))
+            survey.breaks[frame.filename, frame.lineno, _words(reason.reason)] = None
         return graph.forward
 
     for path in paths:
@@ -282,9 +284,14 @@ def _read(survey: _Survey, frame: Any) -> None:
         survey.recompiles.append((*place, frame.co_name, _words(frame.recompile_reason.partition(": ")[2])))
     elif reason:
         at = frame.fail_user_frame_filename or place[0], frame.fail_user_frame_lineno or place[1]
-        survey.breaks.setdefault(at, _words(reason))
+        survey.breaks[*at, _words(reason)] = None
         survey.failure = Refusal("the model", _words(reason), Source(*at))
     survey.seen.add(place)
+    # a break before the first op of a function leaves no graph that could tell of it
+    told = {words for _, _, words in survey.breaks}
+    for restart in frame.restart_reasons or ():
+        if _EXPLAINED in restart and _words(restart) not in told:
+            survey.breaks[*place, _words(restart)] = None
 
 
 def _words(reason: str) -> str:

@@ -53,9 +53,11 @@ class Layers(nn.Module):
 
 
 class Branches(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, bias: float) -> None:
         super().__init__()
         self.linear = nn.Linear(8, 8)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.constant_(self.linear.bias, bias)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.linear(x)
@@ -73,11 +75,17 @@ def test_a_model_without_breaks_is_one_graph() -> None:
 
 
 def test_breaks_are_counted_and_named_with_their_lines() -> None:
-    plan = Compile().plan(subject(Branches(), (8,), batches=(2, 2, 2)))
+    plan = Compile().plan(subject(Branches(1.0), (8,), batches=(2, 2, 2)))
     assert plan.graph_breaks == 2
     places = {(r.source.line, r.reason) for r in plan.refused if r.source}
     assert {number for number, _ in places} == {line("branch"), line("asked for")}
     assert any("a condition reads a tensor's value" in reason for _, reason in places)
+
+
+def test_a_break_before_any_op_is_counted_too() -> None:
+    plan = Compile().plan(subject(Branches(-1.0), (8,), batches=(2, 2, 2)))
+    assert plan.graph_breaks == 2
+    assert "Call to `torch._dynamo.graph_break()`" in " ".join(r.reason for r in plan.refused)
 
 
 def test_a_batch_of_another_size_is_a_recompile() -> None:
