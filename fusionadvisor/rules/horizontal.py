@@ -24,7 +24,7 @@ APART = 16
 
 
 def gemm_floor_us(facts: Facts, gemms: Sequence[Node], traffic: int) -> float:
-    """Return the least time in which these GEMMs' arithmetic and ``traffic`` bytes could be done, in µs.
+    """Return the least time in which one kernel could do these GEMMs' arithmetic and move ``traffic`` bytes, in µs.
 
     Needs a GPU of the table: its bandwidth and its tensor-core peak.
     """
@@ -38,8 +38,7 @@ def gemm_floor_us(facts: Facts, gemms: Sequence[Node], traffic: int) -> float:
         rate = TILE_EFFICIENCY * facts.gpu.tensor_tflops / 2
     else:
         rate = facts.gpu.fp32_tflops
-    return max(
-        cost.LAUNCH_FLOOR_US,
+    return cost.GEMM_START_US + max(
         cost.moved_us(traffic, facts.bandwidth, cost.BEST_FRACTION),
         sum(flops(n) for n in gemms) / (rate * 1e6),
     )

@@ -9,6 +9,7 @@ bandwidth and peak: there only the structure is to be relied on.
 from dataclasses import dataclass
 from math import ceil, hypot
 
+from fusionadvisor.analysis.cost import GEMM_START_US
 from fusionadvisor.capture.predicted.gpus import Silicon
 from fusionadvisor.capture.predicted.kernels import Product, Transfer, Work
 
@@ -36,7 +37,7 @@ PACES: dict[str, Pace] = {
 }
 UNCALIBRATED = Pace(4.0, 0.4)
 
-GEMM_START_US, GEMM_FRACTION = 4.7, 0.57
+GEMM_FRACTION = 0.57
 TILES: tuple[tuple[int, int, float], ...] = ((64, 64, 0.45), (128, 64, 0.71), (128, 128, 0.73), (128, 256, 0.76))
 """Output tiles of cuBLAS kernels and the share of a multiprocessor's peak they reach."""
 SPLITS = (1, 2, 3, 4, 6, 8)
