@@ -26,7 +26,7 @@ def split(timeline: "Timeline") -> Idle | None:
     Times are µs a step; the mean of the devices. A copy to the device and a collective are no computation: what runs
     beside nothing else is waited for. None where nothing was recorded on a device.
 
-    A gap is *launch* where the next kernel was launched only after the work before had ended, *sync* where the CPU was
+    A gap is *launch* where the next kernel was launched only when the work before had ended, *sync* where the CPU was
     at that moment waiting for the device, *data* and *communication* for the part in which a batch was fetched or
     copied in, or a collective ran; what was launched in time and still did not run is *other* (gaps between queued
     kernels, waits between streams, launches that were not recorded).
@@ -60,7 +60,7 @@ def _causes(timeline: "Timeline", stepped: "pd.DataFrame", device: int) -> "npt.
     communication = _overlap(begin, end, communicating)
     data = _overlap(begin, end, fetching) - communication
     rest = end - begin - communication - data
-    late = launch > begin
+    late = launch >= begin
     waited = late & _within(begin, _intervals(timeline.syncs))
     return np.array(
         [rest[late & ~waited].sum(), rest[waited].sum(), data.sum(), communication.sum(), rest[~late].sum()]

@@ -83,7 +83,7 @@ def test_busy_time_is_a_union() -> None:
 
 
 def _queue(every: float, us: float, count: int = 4, starts: tuple[int, ...] = (0,)) -> Queue:
-    return Queue(np.arange(count) * every, np.full(count, us), np.arange(count), np.array(starts))
+    return Queue(np.arange(count, dtype=np.float64) * every, np.full(count, us), np.arange(count), np.array(starts))
 
 
 def test_a_merge_in_a_full_queue_saves_its_kernels_and_a_gap() -> None:
