@@ -242,7 +242,8 @@ def profile_workload(workload: Workload, *, steps: int | None = None, progress: 
     say("profiling")
     captured = capture(program, steps=steps)
     say("looking for unfused runs")
-    advice = run(Facts(captured.timeline, captured.flow, latency_us=captured.latency.median_ms * 1e3))
+    latency_us = captured.latency.median_ms * 1e3
+    advice = run(Facts(captured.timeline, captured.flow, latency_us=latency_us, hooked=captured.hooked))
     return Report(
         tool=tool,
         created=created,

@@ -1,6 +1,7 @@
 """Facts: everything a rule may ask about one timeline, computed when first asked for."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -29,12 +30,14 @@ class Facts:
         flow: The recording of a live run, None for a trace.
         latency_us: Unprofiled time of a step of a live run, None for a trace.
         peak_gbs: Bandwidth to reckon with, in GB/s, where it is known better than by the GPU's name.
+        hooked: For the modules of a live model that have hooks, by path, in words: ``has a forward hook``.
     """
 
     timeline: "Timeline"
     flow: FlowGraph | None = None
     latency_us: float | None = None
     peak_gbs: float | None = None
+    hooked: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def dataflow(self) -> Dataflow:

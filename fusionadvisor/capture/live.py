@@ -3,8 +3,8 @@
 import os
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from fusionadvisor.statistics import median_ci
 from fusionadvisor.trace import load
 from fusionadvisor.trace.timeline import Timeline
 from fusionadvisor.workload.program import Program
+from fusionadvisor.workload.usercode import hooked
 
 PROFILE_SECONDS = 2.0
 LATENCY_SECONDS = 3.0
@@ -32,12 +33,16 @@ WARM_UP = 3
 
 @dataclass(frozen=True)
 class Captured:
-    """What one workload did: its timeline linked to its data flow, its unprofiled latency, and what to know of both."""
+    """What one workload did: its timeline linked to its data flow, its unprofiled latency, and what to know of both.
+
+    ``hooked`` says which modules had hooks when it ran.
+    """
 
     timeline: Timeline
     flow: FlowGraph
     latency: Timing
     warnings: tuple[Warning, ...] = ()
+    hooked: Mapping[str, str] = field(default_factory=dict)
 
 
 def capture(program: Program, *, steps: int | None = None) -> Captured:
@@ -62,7 +67,7 @@ def capture(program: Program, *, steps: int | None = None) -> Captured:
     aligned = align(recorded, flow)
     latency = measure_latency(run, program)
     said = (*unlinked(aligned.unlinked, aligned.kernels), *_noise(program))
-    return Captured(aligned.timeline, flow, latency, said)
+    return Captured(aligned.timeline, flow, latency, said, hooked(program.model))
 
 
 def _warm_up(run: Callable[[], object], program: Program) -> float:

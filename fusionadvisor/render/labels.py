@@ -1,5 +1,7 @@
 """What a report's fields are called when people read them."""
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fusionadvisor.report.model import (
@@ -7,6 +9,7 @@ from fusionadvisor.report.model import (
     Environment,
     Finding,
     KernelTable,
+    NearMiss,
     Report,
     Source,
     TensorSpec,
@@ -64,6 +67,7 @@ ENDED = {
 }
 
 LAUNCH_BOUND = "FA301"
+_NUMBERS = re.compile(r"\d+")
 _DTYPES = {"float32": "fp32", "float64": "fp64", "float16": "fp16", "bfloat16": "bf16"}
 _LAYOUTS = {"contiguous": "", "channels_last": " NHWC", "channels_last_3d": " NDHWC"}
 
@@ -227,6 +231,14 @@ def saving(finding: Finding, scale: Scale) -> str:
     if finding.overlaps:
         return "counted there"
     return "unknown" if finding.rule == LAUNCH_BOUND else "no time"
+
+
+def near_misses(missed: Sequence[NearMiss]) -> list[tuple[NearMiss, int]]:
+    """The first near miss of each rule and reason, and how many there are; layer numbers make no other reason."""
+    found: dict[tuple[str, str], list[NearMiss]] = {}
+    for miss in missed:
+        found.setdefault((miss.rule, _NUMBERS.sub("#", miss.reason)), []).append(miss)
+    return [(same[0], len(same)) for same in found.values()]
 
 
 def overlap(finding: Finding) -> str:

@@ -20,6 +20,7 @@ BAR = 22
 FINDINGS_SHOWN = 12
 KINDS_SHOWN = 8
 REASONS_SHOWN = 6
+NEARLY_SHOWN = 4
 
 RECIPE = "recipe.json"
 """A recipe is kept only where another process loaded it and its outputs agreed."""
@@ -273,14 +274,15 @@ def _rest(sheet: Sheet, report: Report) -> None:
         shown = reasons[:REASONS_SHOWN]
         shown += [f"{len(reasons) - REASONS_SHOWN} more"] if len(reasons) > REASONS_SHOWN else []
         sheet.flow([(reason, "dim") for reason in shown], lead=[("Skipped   ", "bold")], indent=10)
-    for i, miss in enumerate(report.near_misses[:6]):
+    nearly = labels.near_misses(report.near_misses)
+    for i, (miss, count) in enumerate(nearly[:NEARLY_SHOWN]):
         place = f" ({labels.source(miss.source)})" if miss.source else ""
-        at = f"{miss.module}: " if miss.module and miss.module not in miss.reason else ""
-        sheet.say(
-            f"{miss.rule} {at}{miss.reason}{place}", lead=[("Nearly    " if not i else " " * 10, "bold")], indent=10
-        )
-    if len(report.near_misses) > 6:
-        sheet.add((f"          and {len(report.near_misses) - 6} more", "dim"))
+        at = f"{miss.module}: " if miss.module and miss.module not in miss.reason and count == 1 else ""
+        often = f" × {count}" if count > 1 else ""
+        lead = [("Nearly    " if not i else " " * 10, "bold")]
+        sheet.say(f"{miss.rule} {at}{miss.reason}{place}{often}", lead=lead, indent=10)
+    if more := sum(count for _, count in nearly[NEARLY_SHOWN:]):
+        sheet.add((f"          and {more} more", "dim"))
 
 
 def _footer(sheet: Sheet, report: Report) -> None:

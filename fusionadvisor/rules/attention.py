@@ -7,7 +7,7 @@ from fusionadvisor import units
 from fusionadvisor.analysis.facts import Facts
 from fusionadvisor.analysis.nodes import Node
 from fusionadvisor.report.model import Range
-from fusionadvisor.rules.base import Candidate, Looked, Notes, Rule, name
+from fusionadvisor.rules.base import Candidate, Looked, Notes, Rule, hook, name
 from fusionadvisor.rules.horizontal import gemm_floor_us
 from fusionadvisor.rules.match import chain, common, compile_snippet, is_forward
 
@@ -107,6 +107,8 @@ class WrittenOutAttention(Rule):
         where = name(inside[0])
         if any(n.outer == "scaled_dot_product_attention" for n in inside):
             return f"scaled_dot_product_attention in {where} fell back to its math backend, which writes the scores out"
+        if said := hook(facts, *inside):
+            return f"attention in {where} is not fused: {said}"
         for node in inside:
             if node.escapes:
                 return f"attention in {where} is not fused: its weights are returned or kept ({name(node)})"

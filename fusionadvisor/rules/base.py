@@ -89,6 +89,18 @@ class Notes:
         return Looked(tuple(self.candidates), tuple(self._missed.values()))
 
 
+def hook(facts: Facts, *nodes: Node) -> str:
+    """Say which hook sees a value that passes between these nodes: ``conv4 has a forward hook``; empty for none.
+
+    A hook of a module that holds all of them sees only what goes in and what comes out.
+    """
+    for path, words in facts.hooked.items():
+        inside = [n for n in nodes if n.module == path or n.module.startswith(f"{path}.")]
+        if 0 < len(inside) < len(nodes):
+            return f"{path} {words}"
+    return ""
+
+
 def source(node: Node) -> Source | None:
     """The line of user code that ran a node, None where unknown."""
     return line_of(node.source)

@@ -6,7 +6,7 @@ from fusionadvisor import units
 from fusionadvisor.analysis.facts import Facts
 from fusionadvisor.analysis.nodes import ACTIVATIONS, Node, dense
 from fusionadvisor.report.model import Range
-from fusionadvisor.rules.base import Candidate, Looked, Notes, Rule, line_of, name
+from fusionadvisor.rules.base import Candidate, Looked, Notes, Rule, hook, line_of, name
 from fusionadvisor.rules.match import is_forward, is_path, left, weight
 
 _SAVES_OUTPUT = frozenset({"sigmoid", "tanh", "exp", "_softmax", "softmax", "sqrt", "rsqrt"})
@@ -79,6 +79,8 @@ class OutOfPlace(Rule):
         )
 
     def _obstacle(self, facts: Facts, act: Node, source: Node) -> str:
+        if said := hook(facts, source, act):
+            return said
         users = [u for u in facts.dataflow.consumers(source) if u.index != act.index]
         if users:
             return f"its input is also read by {name(users[0])}"

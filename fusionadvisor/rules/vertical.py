@@ -8,7 +8,7 @@ from fusionadvisor.analysis.facts import Facts
 from fusionadvisor.analysis.groups import Group
 from fusionadvisor.analysis.nodes import Node
 from fusionadvisor.report.model import Range
-from fusionadvisor.rules.base import Candidate, Looked, Notes, Rule, name
+from fusionadvisor.rules.base import Candidate, Looked, Notes, Rule, hook, name
 from fusionadvisor.rules.match import (
     activation_of,
     batch_statistics,
@@ -103,6 +103,8 @@ class FoldableNorm(Rule):
         between = f"{name(layer)} → {name(norm)} is not folded: "
         if batch_statistics(norm, facts):
             return f"{between}{name(norm)} normalises with the statistics of the batch (training mode)"
+        if said := hook(facts, layer, norm):
+            return f"{between}{said}"
         last = end_of(facts.dataflow, layer)
         others = [n for n in facts.dataflow.consumers(last) if n.index != norm.index]
         if others:
@@ -171,7 +173,9 @@ class ActivationEpilogue(Rule):
             if "backward" in layer.outer or layer.phase == "backward":
                 continue
             tail = self._tail(facts, layer, notes)
-            if tail:
+            if tail and (said := hook(facts, layer, *tail)):
+                notes.miss(self, tail[-1], f"{label(tail[-1])} stays outside {name(layer)}: {said}")
+            elif tail:
                 notes.candidates.append(self._candidate(facts, layer, tail))
         return notes.looked()
 
@@ -286,8 +290,8 @@ class PointwiseChain(Rule):
 
     def _evidence(self, facts: Facts, group: Group) -> tuple[str, ...]:
         said = [
-            f"Writes, then re-reads, {units.size_bytes(group.internal)} that one kernel keeps in registers; "
-            f"{units.size_bytes(group.external)} remain."
+            f"{chain(facts.nodes[i] for i in group.nodes)}: writes, then re-reads, {units.size_bytes(group.internal)} "
+            f"that one kernel keeps in registers; {units.size_bytes(group.external)} remain."
         ]
         if facts.bandwidth is None:
             said.append("Bound: the measured times of its kernels, all but the longest.")

@@ -7,17 +7,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from fusionadvisor.workload.usercode import HOOKS
+
 _WRAPPERS = {
     "DataParallel": "is wrapped in DataParallel",
     "DistributedDataParallel": "is wrapped in DistributedDataParallel",
     "FullyShardedDataParallel": "is sharded by FSDP",
     "OptimizedModule": "is compiled already",
-}
-_HOOKS = {
-    "_forward_pre_hooks": "forward pre-hook",
-    "_forward_hooks": "forward hook",
-    "_backward_pre_hooks": "backward pre-hook",
-    "_backward_hooks": "backward hook",
 }
 _PLAIN = (torch.Tensor, nn.Parameter, nn.Buffer)
 
@@ -73,7 +69,7 @@ def unfit(module: nn.Module, path: str, known: tuple[type[nn.Module], ...]) -> s
 
 def hook(module: nn.Module, path: str) -> str:
     """Say which hook a module has; empty where it has none."""
-    for attribute, word in _HOOKS.items():
+    for attribute, word in HOOKS.items():
         if hooks := getattr(module, attribute):
             return f"{path} has a {word} ({_written(next(iter(hooks.values())))})"
     return ""

@@ -16,6 +16,21 @@ from torch import nn
 from fusionadvisor.errors import FusionAdvisorError, InputError
 from fusionadvisor.flow.frames import is_user_file
 
+HOOKS = {
+    "_forward_pre_hooks": "forward pre-hook",
+    "_forward_hooks": "forward hook",
+    "_backward_pre_hooks": "backward pre-hook",
+    "_backward_hooks": "backward hook",
+}
+"""Where a module keeps its hooks, and what they are called."""
+
+
+def hooked(model: nn.Module) -> dict[str, str]:
+    """Say of each module path with hooks which it has: ``{"layer1.conv2": "has a forward hook"}``."""
+    found = {path: [word for attribute, word in HOOKS.items() if getattr(module, attribute, None)]
+             for path, module in model.named_modules()}  # fmt: skip
+    return {path: f"has a {' and a '.join(words)}" for path, words in found.items() if words}
+
 
 @contextmanager
 def user_code(doing: str, hint: str = "") -> Iterator[None]:

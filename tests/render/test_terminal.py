@@ -11,7 +11,7 @@ from rich.console import Console
 
 from fusionadvisor.render import terminal
 from fusionadvisor.render.terminal import compose, next_commands, render
-from fusionadvisor.report.model import Report
+from fusionadvisor.report.model import NearMiss, Report
 from tests.render.samples import ALL, APPLY, CHAIN, CPU_PROFILE, PREDICTED, PROFILE, TRACE, bound
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
@@ -143,3 +143,13 @@ def test_a_sentence_is_styled_as_a_whole() -> None:
     out = io.StringIO()
     render(PROFILE, Console(file=out, width=100, force_terminal=True, color_system="standard", no_color=False))
     assert "\x1b[1mUp to 40 % of the step could go: 185 µs of 462 µs\x1b[0m" in out.getvalue()
+
+
+def test_near_misses_that_say_the_same_are_one() -> None:
+    read = [NearMiss("FA101", f"bn{i}", f"conv{i} → bn{i} is not folded: its result is read by add") for i in range(19)]
+    other = [NearMiss("FA102", f"m{c}", f"{c} stays outside") for c in "abcdef"]
+    lines = text(replace(PROFILE, near_misses=(*read, *other)), 110).splitlines()
+    (first,) = [i for i, line in enumerate(lines) if line.startswith("Nearly")]
+    assert lines[first] == "Nearly    FA101 conv0 → bn0 is not folded: its result is read by add × 19"
+    assert lines[first + 1] == "          FA102 ma: a stays outside"
+    assert lines[first + 4].strip() == "and 3 more"

@@ -1,13 +1,18 @@
 """Crediting, collapsing, and what happens when a rule breaks."""
 
+from dataclasses import replace
+
 import pytest
+import torch
 
 from fusionadvisor.analysis.facts import Facts
-from fusionadvisor.report.model import Range
+from fusionadvisor.report.model import NearMiss, Range
 from fusionadvisor.rules import engine
 from fusionadvisor.rules.base import Candidate, Looked, Rule
 from fusionadvisor.trace.timeline import Recording
+from fusionadvisor.workload.usercode import hooked
 from tests.builders import T, call, timeline
+from tests.rules import live, models
 from tests.rules.cases import TOK, X, add, batch_norm, conv, idle, layer_norm, linear, relu
 
 
@@ -206,3 +211,50 @@ def test_every_op_moves_its_operands_once_at_its_longest_kernel() -> None:
     assert (gemm, helper) == (128 + 32 + 64, 0)
     assert gather <= 3 * 8 * 4 * 4  # what it returns, and about as much of the table; not all of it
     assert unknown == -1
+
+
+def _hooked(made: Facts, path: str) -> list[NearMiss]:
+    """The near misses where one module has a hook."""
+    advice = engine.run(replace(made, hooked={path: "has a forward hook"}))
+    assert not [f for f in advice.findings if f.rule in ("FA101", "FA102", "FA107", "FA401")]
+    return list(advice.near_misses)
+
+
+def test_a_hook_between_is_a_near_miss() -> None:
+    fold = Facts(timeline([conv(module="conv4"), batch_norm(module="bn4")]))
+    (miss,) = _hooked(fold, "conv4")
+    assert (miss.rule, miss.reason) == ("FA101", "conv4 → bn4 is not folded: conv4 has a forward hook")
+    epilogue = Facts(timeline([conv(module="block.conv"), relu(module="block.relu")]))
+    (miss,) = _hooked(epilogue, "block.relu")
+    assert (miss.rule, miss.reason) == ("FA102", "relu stays outside block.conv: block.relu has a forward hook")
+    joined = engine.run(replace(epilogue, hooked={"block": "has a forward hook"}))  # it sees neither's result
+    assert [f.rule for f in joined.findings] == ["FA102"]
+
+
+def test_a_hook_on_live_models_is_a_near_miss() -> None:
+    made = live.of(models.Act(), torch.randn(2, 8, 4, 4))
+    assert "act is not done in place: act has a forward hook" in [m.reason for m in _hooked(made, "act")]
+
+    class Scores(models.Attention):
+        """Attention whose softmax is a module."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.softmax = torch.nn.Softmax(dim=-1)
+
+        def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            q, k, v = (t.view(2, 8, 2, 8).transpose(1, 2) for t in self.qkv(x).chunk(3, dim=-1))
+            return self.softmax(q @ k.transpose(-2, -1) / 8**0.5 + mask) @ v  # type: ignore[no-any-return]
+
+    written = live.of(Scores(), torch.randn(2, 8, 16), torch.zeros(8, 8))
+    assert [f.rule for f in engine.run(written).findings if f.rule == "FA107"]
+    reasons = [m.reason for m in _hooked(written, "softmax") if m.rule == "FA107"]
+    assert len(reasons) == 1
+    assert reasons[0].endswith("is not fused: softmax has a forward hook")
+
+
+def test_hooks_of_a_model_in_words() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+    model[0].register_forward_hook(lambda *_: None)
+    model[1].register_forward_pre_hook(lambda *_: None)
+    assert hooked(model) == {"0": "has a forward hook", "1": "has a forward pre-hook"}
