@@ -1,5 +1,6 @@
 """A Timeline in the numbers a report shows."""
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,6 +32,7 @@ def summarise(
         bytes_of: For each kernel's row what its op reads and writes, -1 where unknown; None where that was not asked.
     """
     steps = [(step.end_ns - step.start_ns) / 1e3 for step in timeline.steps]
+    shapes = _shapes(timeline)
     return TimelineSummary(
         basis=timeline.basis,
         stand_ins=timeline.stand_ins,
@@ -45,8 +47,8 @@ def summarise(
         rank=timeline.rank,
         by_kind=_by_kind(timeline.kernels),
         lost=timeline.lost,
-        kernels=_kernel_table(timeline, group_of, bytes_of),
-        aggregates=_aggregates(timeline),
+        kernels=_kernel_table(timeline, shapes, group_of, bytes_of),
+        aggregates=_aggregates(timeline, shapes),
     )
 
 
@@ -73,7 +75,10 @@ def _by_kind(kernels: "pd.DataFrame") -> tuple[KindSummary, ...]:
 
 
 def _kernel_table(
-    timeline: "Timeline", group_of: "npt.NDArray[np.int64] | None", bytes_of: "npt.NDArray[np.int64] | None"
+    timeline: "Timeline",
+    shapes: tuple[str, ...],
+    group_of: "npt.NDArray[np.int64] | None",
+    bytes_of: "npt.NDArray[np.int64] | None",
 ) -> KernelTable:
     shown = timeline.kernels.iloc[:KERNEL_CAP]
     count = len(shown)
@@ -92,26 +97,29 @@ def _kernel_table(
         group=tuple(group_of[:count].tolist()) if group_of is not None else (-1,) * count,
         bytes=tuple(bytes_of[:count].tolist()) if bytes_of is not None else (),
         step=tuple(shown["step"].tolist()),
-        shapes=_shapes(timeline)[:count],
+        shapes=shapes[:count],
     )
 
 
-def _aggregates(timeline: "Timeline") -> tuple[Aggregate, ...]:
+def _aggregates(timeline: "Timeline", shapes: tuple[str, ...]) -> tuple[Aggregate, ...]:
     kernels = timeline.kernels
     totals: dict[tuple[str, str, str], tuple[int, int]] = {}
-    rows = zip(kernels["op"], kernels["module"], _shapes(timeline), kernels["dur_ns"].tolist(), strict=True)
-    for op, module, shapes, dur in rows:
-        count, total = totals.get((op, module, shapes), (0, 0))
-        totals[op, module, shapes] = (count + 1, total + dur)
+    rows = zip(kernels["op"].tolist(), kernels["module"].tolist(), shapes, kernels["dur_ns"].tolist(), strict=True)
+    for op, module, text, dur in rows:
+        count, total = totals.get((op, module, text), (0, 0))
+        totals[op, module, text] = (count + 1, total + dur)
     ranked = sorted(totals.items(), key=lambda item: (-item[1][1], item[0]))
     return tuple(Aggregate(*key, kernels=count, gpu_us=total / 1e3) for key, (count, total) in ranked[:AGGREGATE_CAP])
 
 
 def _shapes(timeline: "Timeline") -> tuple[str, ...]:
     """Input shapes of each kernel's op as text."""
-    recorded = timeline.ops["shapes"].tolist()
-    text = {op: _shapes_text(recorded[op]) for op in set(timeline.kernels["op_id"].tolist()) if op >= 0}
-    return tuple(text.get(op, "") for op in timeline.kernels["op_id"].tolist())
+    op_ids = timeline.kernels["op_id"].to_numpy()
+    used, which = np.unique(op_ids, return_inverse=True)
+    text = lru_cache(None)(_shapes_text)  # few shapes, many ops
+    recorded = timeline.ops["shapes"].to_numpy()
+    words = ["" if op < 0 else text(recorded[op]) for op in used.tolist()]
+    return tuple(words[i] for i in which.tolist())
 
 
 def _shapes_text(shapes: "tuple[Any, ...] | None") -> str:

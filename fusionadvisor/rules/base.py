@@ -60,8 +60,8 @@ class Rule(ABC):
     worth_share: ClassVar[float] = 0.002
     """A finding that can save less than either (µs a step; share of a step's busy time) is a footnote."""
     trusted: ClassVar[bool] = False
-    """True where the edges it rests on were assumed right in 95 % of cases or more, so that a trace supports a likely
-    value; see benchmarks/flow_inference.json."""
+    """True where the edges it rests on were assumed right in 95 % of cases or more, of models the inference was not
+    written with, so that a trace supports a likely value; see benchmarks/flow_inference.json."""
 
     @abstractmethod
     def look(self, facts: Facts) -> Looked:

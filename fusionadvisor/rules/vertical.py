@@ -265,7 +265,6 @@ class PointwiseChain(Rule):
     """
 
     id = "FA103"
-    trusted = True
 
     def look(self, facts: Facts) -> Looked:
         """Take every group that is worth a kernel."""

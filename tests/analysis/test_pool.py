@@ -64,6 +64,13 @@ def test_parameters_are_not_taken_for_activations() -> None:
 
 
 def test_rules_that_trust_assumed_flow_are_those_measured_above_95_percent() -> None:
-    measured = {r for r, f in MEASURED["rules"].items() if f["edges"] >= 5 and f["precision"] >= 0.95}
-    assert {rule.id for rule in engine.rules() if rule.trusted} == measured
-    assert len(MEASURED["models"]) == 10
+    """On models the inference was not written with, and on the others too."""
+
+    def right(models: str, fewest: int) -> set[str]:
+        rules = MEASURED[models]["rules"]
+        return {r for r, f in rules.items() if f["edges"] >= fewest and f["precision"] >= 0.95}
+
+    assert {rule.id for rule in engine.rules() if rule.trusted} == right("held_out", 5) & right("tuned", 1)
+    assert len(MEASURED["tuned"]["models"]) == 10
+    assert len(MEASURED["held_out"]["models"]) >= 8
+    assert not set(MEASURED["tuned"]["models"]) & set(MEASURED["held_out"]["models"])

@@ -5,11 +5,13 @@ import json
 import re
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fusionadvisor import trace
 from fusionadvisor.analysis.facts import Facts
+from fusionadvisor.analysis.summary import summarise
 from fusionadvisor.errors import InputError
 from fusionadvisor.report.model import Finding, Range
 from fusionadvisor.rules import engine
@@ -118,6 +120,29 @@ def test_batch_norm_time_is_the_sum_of_its_kernels() -> None:
     normed = [n for n in facts(name).nodes if n.kind == "norm"]
     orphans = ours[(ours["kind"] == "norm") & (ours["op_id"] < 0)]["dur_ns"].sum() / 1e6
     assert sum(n.us for n in normed) / 1e3 <= total(forward) + total(backward) + orphans
+
+
+def test_the_report_says_that_time_too() -> None:
+    """4.0 + 0.67 + 3.94 = 8.61 ms of kernels with batch_norm in their name, a quarter of them without a launch."""
+    name = "tl_mi300_resnet_actckpt"
+    spent: list[tuple[str, float, Any]] = [
+        (str(e["name"]), float(str(e["dur"])), e["args"]) for e in events(name, "kernel")
+    ]
+    normed = [(us, args["correlation"]) for kernel, us, args in spent if "batch_norm" in kernel]
+    total = sum(us for us, _ in normed)
+    assert total == pytest.approx(8606, abs=60)
+    ours = advice(name)
+    summary = summarise(facts(name).timeline, ours.group_of_kernel, ours.bytes_of_kernel)
+    (norms,) = (kind for kind in summary.by_kind if kind.kind == "norm")
+    assert norms.kernels == len(normed)
+    assert norms.gpu_us == pytest.approx(total, abs=1e-3)
+    launched = {e["args"]["correlation"] for e in events(name, "cuda_runtime")}  # type: ignore[index]
+    linked = sum(us for us, correlation in normed if correlation in launched)
+    assert sum(a.gpu_us for a in summary.aggregates if "batch_norm" in a.op) == pytest.approx(linked, abs=1e-3)
+    found_at = {k for f in ours.findings for k in f.kernels}
+    kinds = facts(name).timeline.kernels["kind"].astype(str).tolist()
+    us = facts(name).timeline.kernels["dur_ns"].to_numpy() / 1e3
+    assert sum(float(us[k]) for k in found_at if kinds[k] == "norm") <= linked + 1e-3
 
 
 def test_no_category_exceeds_the_kernels() -> None:
