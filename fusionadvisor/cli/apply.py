@@ -64,6 +64,9 @@ def apply(
         list[str] | None,
         typer.Option("--set", metavar="STRATEGY.NAME=VALUE", help="A strategy's parameter; repeat for several."),
     ] = None,
+    user_pass: Annotated[
+        str | None, typer.Option("--pass", metavar="FILE.py:FN", help="With fx: your own pass over a graph.")
+    ] = None,
     entry: EntryOption = None,
     inputs: InputOption = None,
     train: TrainOption = False,
@@ -98,7 +101,7 @@ def apply(
     from fusionadvisor.cli.output import Output, working
 
     names = _strategies(strategy)
-    parameters = _parameters(names, site, settings or ())
+    parameters = _parameters(names, site, [*(settings or ()), *_pass(names, user_pass)])
     budget_s = _budget(names, budget, goal)
     output = Output.checked(
         format, force=force, fail_on=fail_on, json=json, html=html, markdown=markdown, sarif=sarif, perfetto=perfetto,
@@ -127,6 +130,18 @@ def apply(
     code = 0 if names == [AUTO] else _exit_code(report)  # what auto dropped was not asked for
     output.hold(report)
     return code
+
+
+def _pass(names: Sequence[str], given: str | None) -> list[str]:
+    """Spell ``--pass`` as the parameter it is, its file by its whole path: a recipe is loaded from another folder."""
+    from fusionadvisor.errors import InputError
+
+    if given is None:
+        return []
+    if "fx" not in names:
+        raise InputError("--pass adds a graph pass to fx, which was not asked for.", "Add --strategy fx.")
+    file, colon, name = given.rpartition(":")
+    return [f"fx.passes={Path(file).resolve()}:{name}" if colon else f"fx.passes={given}"]
 
 
 def _strategies(given: str) -> list[str]:

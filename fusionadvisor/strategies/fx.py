@@ -41,7 +41,7 @@ class FxPasses(Strategy):
     Captures the model with ``torch.fx``, and where that fails the largest parts of it that can be captured, and where
     nothing is found there, the whole with the ``torch.export`` front-end. In the graphs it replaces what is written
     out by hand: ``x · sigmoid(x)`` by ``F.silu``, both forms of GELU by ``F.gelu``, layer norm and RMS norm by
-    ``F.layer_norm`` and ``F.rms_norm``. ``--set fx.passes=my_passes.py:fn`` adds your own pass: ``fn`` takes a
+    ``F.layer_norm`` and ``F.rms_norm``. ``--pass my_passes.py:fn`` adds your own pass: ``fn`` takes a
     ``torch.fx.GraphModule``, changes it or returns another; only verification tells whether it is right.
 
     ## When it helps

@@ -1,0 +1,50 @@
+"""``fusion-advisor apply``: what only this command takes."""
+
+from pathlib import Path
+
+from tests.cli.conftest import Cli
+
+MODEL = """
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return torch.relu(self.fc(x))
+
+
+def example_inputs():
+    return torch.randn(4, 8)
+"""
+WRONG = """
+import torch
+
+
+def forget_the_activation(graph):
+    for node in list(graph.graph.nodes):
+        if node.target is torch.relu:
+            node.replace_all_uses_with(node.args[0])
+            graph.graph.erase_node(node)
+    graph.recompile()
+"""
+
+
+def test_a_wrong_pass_of_the_users_is_found_out(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(MODEL)
+    (tmp_path / "passes.py").write_text(WRONG)
+    ran = cli("apply", "model.py", "--strategy", "fx", "--pass", "passes.py:forget_the_activation")
+    assert ran.code == 4
+    assert "Nothing was changed" in ran.out
+    assert "differs by up to" in ran.err
+
+
+def test_a_pass_belongs_to_fx(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(MODEL)
+    ran = cli("apply", "model.py", "--strategy", "fuse_modules", "--pass", "passes.py:forget_the_activation")
+    assert ran.code == 2
+    assert "Add --strategy fx." in ran.err
