@@ -89,7 +89,7 @@ _RULES: tuple[Entry, ...] = (
           ("optimizer",), "optimizer is fused"),
     Entry("FA301", "Replay the step as a graph", "fusionadvisor.rules.launch:LaunchBound",
           ("cudagraph", "compile"), "not launch-bound", timed=True),
-    Entry("FA302", "Keep the CPU from waiting", "fusionadvisor.rules.launch:HotSync", (), "no syncs"),
+    Entry("FA302", "Keep the CPU from waiting", "fusionadvisor.rules.launch:HotSync", (), "no op waits for a value"),
     Entry("FA303", "Fuse the storm of tiny kernels", "fusionadvisor.rules.launch:TinyKernelStorm",
           ("cudagraph", "compile"), "no tiny-kernel storms", timed=True),
     Entry("FA304", "Keep the compiled model compiled", "fusionadvisor.rules.launch:FallenBack",

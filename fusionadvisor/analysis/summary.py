@@ -36,6 +36,7 @@ def summarise(
     return TimelineSummary(
         basis=timeline.basis,
         stand_ins=timeline.stand_ins,
+        time_scale=timeline.time_scale,
         devices=tuple(_device(timeline, info.index, info.name) for info in timeline.devices),
         steps=len(steps),
         steps_from=timeline.steps_from,

@@ -20,7 +20,7 @@ from torch.autograd.profiler import record_function
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fusionadvisor.capture.align import align
-from fusionadvisor.capture.live import check_recorded, unlinked
+from fusionadvisor.capture.live import check_recorded, on_one_clock, unlinked
 from fusionadvisor.capture.profiler import Profiler
 from fusionadvisor.errors import InputError
 from fusionadvisor.flow.graph import FlowGraph
@@ -93,7 +93,8 @@ def watch_script(
         target=str(script.resolve()), entry_kind="script", model=watch.model_name, mode=watch.mode,
         device="cuda" if torch.cuda.is_available() else "cpu", assumed=watch.assumed(),
     )  # fmt: skip
-    return Watched(timeline, watch.flow, watch.latency(), workload, code, said)
+    latency = watch.latency()
+    return Watched(on_one_clock(timeline, latency), watch.flow, latency, workload, code, said)
 
 
 def _run(script: Path, arguments: Sequence[str], watch: "_Watch") -> int:

@@ -4,6 +4,7 @@ Exit codes: 0 done, 1 a gate failed, 2 usage or bad input, 3 this machine cannot
 refused, crashed or diverged, 70 an error in this program (EX_SOFTWARE of sysexits.h), 130 interrupted.
 """
 
+import os
 import sys
 from collections.abc import Sequence
 from io import TextIOWrapper
@@ -21,6 +22,7 @@ from fusionadvisor.cli.compare import compare
 from fusionadvisor.cli.doctor import doctor
 from fusionadvisor.cli.explain import explain
 from fusionadvisor.cli.listing import list_
+from fusionadvisor.cli.output import NO_ROOM, fail, silence, unwritten, write
 from fusionadvisor.cli.profile import profile
 from fusionadvisor.cli.run import run_
 from fusionadvisor.errors import FusionAdvisorError, InputError
@@ -68,12 +70,21 @@ app.command()(doctor)
 
 def run(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; nothing it raises escapes, unless ``--debug`` is given."""
+    if sys.stderr is None:  # closed by `2>&-`: there is nobody to tell
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull)  # noqa: SIM115
+    if sys.stdout is None:
+        return _tell(InputError("Standard output is closed.", "Let it go to a file, or to /dev/null."))
     _tolerate(sys.stdout, sys.stderr)
     arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     debug = "--debug" in arguments
     arguments = [word for word in arguments if word != "--debug"]
     try:
-        code = _command(arguments)
+        try:
+            code = _command(arguments)
+        finally:
+            write("")  # what the parser printed by itself
     except Exception as error:
         if debug:
             raise
@@ -84,10 +95,10 @@ def run(argv: Sequence[str] | None = None) -> int:
 
 
 def _tolerate(*streams: TextIO) -> None:
-    """Let a terminal with a narrow encoding show a question mark for what it lacks, instead of failing."""
+    """Let a terminal with a narrow encoding show the code of a sign it lacks, instead of failing."""
     for stream in streams:
         if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="replace")
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _command(arguments: list[str]) -> int:
@@ -105,11 +116,13 @@ def _command(arguments: list[str]) -> int:
 
 
 def _tell(error: Exception) -> int:
-    from fusionadvisor.cli.output import fail
     from fusionadvisor.render.text import clean
 
     if isinstance(error, FusionAdvisorError):
         return fail(error)
+    if isinstance(error, OSError) and error.errno in NO_ROOM:
+        silence()
+        return fail(unwritten(error))
     if isinstance(error, UsageError):
         context = getattr(error, "ctx", None)
         command = context.command_path if context else "fusion-advisor"

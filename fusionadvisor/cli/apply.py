@@ -100,7 +100,7 @@ def apply(
     from fusionadvisor.cli import last
     from fusionadvisor.cli.output import Output, working
 
-    names = _strategies(strategy)
+    names = _strategies(strategy, () if target else last.offered(Path.cwd()))
     parameters = _parameters(names, site, [*(settings or ()), *_pass(names, user_pass)])
     budget_s = _budget(names, budget, goal)
     output = Output.checked(
@@ -144,12 +144,18 @@ def _pass(names: Sequence[str], given: str | None) -> list[str]:
     return [f"fx.passes={Path(file).resolve()}:{name}" if colon else f"fx.passes={given}"]
 
 
-def _strategies(given: str) -> list[str]:
+def _strategies(given: str, offered: Sequence[str]) -> list[str]:
+    """Return the names given; without any, the error names those that the last profile recommends."""
     from fusionadvisor import strategies
     from fusionadvisor.errors import InputError, did_you_mean
 
     known = {name.lower(): name for name in (*strategies.ids(), AUTO)}
     names = list(dict.fromkeys(name.strip().lower() for name in given.split(",") if name.strip()))
+    if not names and offered:
+        raise InputError(
+            f"No strategy was named; the last profile recommends {', '.join(offered)}.",
+            f"Add --strategy {offered[0]}, or --strategy auto to try them all.",
+        )
     if not names:
         raise InputError("No strategy was named.", f"Add --strategy with one or more of: {', '.join(known.values())}.")
     for name in names:

@@ -40,7 +40,7 @@ def check(
     from fusionadvisor.cli import gate, settings
     from fusionadvisor.cli.forms import Target
     from fusionadvisor.cli.inputs import report_or_trace
-    from fusionadvisor.cli.output import working
+    from fusionadvisor.cli.output import distinct, working
     from fusionadvisor.errors import GateError, InputError
     from fusionadvisor.render import gate as rendered
     from fusionadvisor.report import budget, condition
@@ -49,6 +49,7 @@ def check(
         raise InputError("--update-baseline does not know which file.", "Add --baseline FILE.")
     if baseline is not None and not update and not baseline.exists():
         raise InputError(f"The baseline {baseline} does not exist.", "Make it: add --update-baseline, once.")
+    distinct({"baseline": baseline if update else None, "markdown": markdown})
     kept_in = Target.checked("json", baseline, force) if update and baseline is not None else None
     summary = Target.checked("markdown", markdown, force) if markdown else None
     table, extra = settings.load(Path.cwd()).table("budget"), condition.parse(fail_on or ())

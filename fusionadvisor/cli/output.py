@@ -1,16 +1,18 @@
 """Where results go: text or JSON to standard output, JSON to a file, progress to a terminal's standard error."""
 
+import errno
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from fusionadvisor.cli.forms import Target
 from fusionadvisor.cli.options import Format
-from fusionadvisor.errors import FusionAdvisorError
+from fusionadvisor.errors import FusionAdvisorError, InputError
 from fusionadvisor.render.text import clean
 from fusionadvisor.report import codec
 
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from fusionadvisor.report.condition import Condition
     from fusionadvisor.report.model import Report
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Errors that tell of what is written to, whoever writes: the parser prints ``--help`` itself."""
 PIPE_WIDTH = 100
 """Columns of a report that is not printed on a terminal."""
 
@@ -34,19 +38,23 @@ class Output:
 
     @classmethod
     def checked(
-        cls, format: Format, *, force: bool = False, fail_on: Sequence[str] | None = None, **files: Path | None
-    ) -> "Output":
+        cls, format: Format, *, force: bool = False, fail_on: Sequence[str] | None = None,
+        also: Mapping[str, Path | None] = MappingProxyType({}), **files: Path | None,
+    ) -> "Output":  # fmt: skip
         """Return the outputs, after making sure that each file can be written and is the tool's own or new.
 
         Args:
             format: What goes to standard output.
             force: Overwrite files that this tool did not write.
             fail_on: Conditions that end the command with exit code 1.
+            also: Files that the command writes itself, by option: they take no other's name.
             **files: Where a form of :data:`~fusionadvisor.cli.forms.FORMS` is written, None for nowhere.
 
         Raises:
-            InputError: If a condition is not understood, a file cannot be written, or somebody else's stands there.
+            InputError: If a condition is not understood, two files have one name, a file cannot be written, or somebody
+                else's stands there.
         """
+        distinct({**files, **dict(also)})
         targets = tuple(Target.checked(name, path, force) for name, path in files.items() if path is not None)
         if not fail_on:
             return cls(format, targets)
@@ -84,6 +92,21 @@ class Output:
             terminal.render(report, console)
 
 
+def distinct(files: Mapping[str, Path | None]) -> None:
+    """Make sure that no two outputs go to one file, where one would be lost.
+
+    Raises:
+        InputError: If two do.
+    """
+    taken: dict[Path, str] = {}
+    for option, path in files.items():
+        if path is None:
+            continue
+        if other := taken.get(path.resolve()):
+            raise InputError(f"--{other} and --{option} both name {path}.", "Give each a file of its own.")
+        taken[path.resolve()] = option
+
+
 @contextmanager
 def printing() -> "Iterator[Console]":
     """Give a console as wide and colourful as standard output is, and print what was written to it at the end."""
@@ -97,13 +120,28 @@ def printing() -> "Iterator[Console]":
 
 
 def write(text: str) -> None:
-    """Print to standard output; a reader that went away (``| head``) is no error."""
+    """Print to standard output; a reader that went away (``| head``) is no error.
+
+    Raises:
+        InputError: If it cannot be written: the disk is full.
+    """
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
-    except BrokenPipeError:
-        # the interpreter flushes standard output once more when it ends
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        silence()
+        if not isinstance(error, BrokenPipeError):
+            raise unwritten(error) from None
+
+
+def silence() -> None:
+    """Let nothing more go to standard output, which the interpreter flushes once more when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def unwritten(error: OSError) -> InputError:
+    """Return what to say of output that has no room."""
+    return InputError(f"The output cannot be written: {error.strerror}.", "Let it go where there is room.")
 
 
 def warn(message: str) -> None:

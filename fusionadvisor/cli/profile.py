@@ -73,6 +73,7 @@ def profile(
     from fusionadvisor.cli import last
     from fusionadvisor.cli.output import Output, warn, working
     from fusionadvisor.errors import InputError
+    from fusionadvisor.render import verdict
 
     output = Output.checked(
         format, force=force, fail_on=fail_on, json=json, html=html, markdown=markdown, sarif=sarif, perfetto=perfetto,
@@ -88,7 +89,7 @@ def profile(
         )  # fmt: skip
     if report.workload:
         try:
-            last.store(report.workload, Path.cwd())
+            last.store(report.workload, Path.cwd(), verdict.offered(report))
         except InputError as error:
             warn(f"`apply` will need its target named: {error.what}")
     output.emit(report)

@@ -51,7 +51,7 @@ def run_(
 
     output = Output.checked(
         format, force=force, fail_on=fail_on, json=json, html=html, markdown=markdown, sarif=sarif, perfetto=perfetto,
-        csv=csv,
+        csv=csv, also={"trace": trace},
     )  # fmt: skip
     with working() as say:
         report, code = advisor.run_script(

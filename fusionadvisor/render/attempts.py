@@ -23,6 +23,8 @@ INDENT = 5
 WORTH_SAYING_S = 0.5
 NARROW = 76
 """Cells the whole table needs."""
+TIGHT = 48
+"""Cells the table needs that has only the columns that matter most."""
 
 
 def attempts(sheet: Sheet, report: Report) -> None:
@@ -32,7 +34,8 @@ def attempts(sheet: Sheet, report: Report) -> None:
     sheet.gap()
     if any(a.before and a.after for a in report.attempts):
         words = f"{labels.kernel_word(report)}s"
-        _columns(sheet, ("", "strategy", "sites", words, "error", "median", "speed-up"))
+        gain = "speed-up" if sheet.width >= TIGHT else "gain"
+        _columns(sheet, ("", "strategy", "sites", words, "error", "median", gain))
     for number, attempt in enumerate(report.attempts, 1):
         _attempt(sheet, report, number, attempt)
     _findings(sheet, report)
@@ -67,9 +70,8 @@ def _columns(sheet: Sheet, cells: Sequence[str], *, style: str = "dim", last: st
     """Add a row of the table; a narrow terminal does without the columns that matter least."""
     number, name, sites, kernels, error, median, gain = cells
     row = [sheet.cell(sites, 7), sheet.cell(kernels, 11), sheet.cell(error, 8)] if sheet.width >= NARROW else []
-    sheet.add(
-        f"  {sheet.cell(number, 3)}", (sheet.cell(name, 14), style), *row, sheet.cell(median, 21), (gain, last)
-    )  # fmt: skip
+    first, middle = (f"  {sheet.cell(number, 3)}", 21) if sheet.width >= TIGHT else ("  ", 17)
+    sheet.add(first, (sheet.cell(name, 14), style), *row, sheet.cell(median, middle), (gain, last))
 
 
 def _attempt(sheet: Sheet, report: Report, number: int, attempt: Attempt) -> None:

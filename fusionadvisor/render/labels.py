@@ -33,6 +33,7 @@ KINDS = {
     "embedding": "embedding",
     "sort": "sort, scan",
     "rng": "random numbers",
+    "pool": "pooling",
     "optimizer": "optimizer",
     "fused": "fused already",
     "memcpy": "memcpy",
@@ -107,6 +108,12 @@ def bandwidth(env: Environment) -> str:
 def cpu_times(report: Report) -> bool:
     """True where no GPU ran and CPU ops stand in for its kernels."""
     return bool(report.timeline and report.timeline.stand_ins)
+
+
+def scaled(report: Report) -> str:
+    """Say that the ops' times are not as recorded, empty where they are."""
+    shortened = report.timeline is not None and report.timeline.time_scale != 1.0
+    return "op times scaled to the unprofiled step" if shortened else ""
 
 
 def predicted(report: Report) -> str:
@@ -186,6 +193,11 @@ def short(path: str) -> str:
     """A module's path without the middle that says least: ``…/ViTLayer#1/Linear#7`` of a path of class names."""
     parts = path.split("/")
     return path if len(parts) <= 3 else "/".join(["…", *parts[-2:]])
+
+
+def place(finding: Finding, table: KernelTable, room: int = 60) -> str:
+    """Where a finding is, in one piece: its modules, else its source lines, else what it is about."""
+    return where(finding, room) or lines(finding, table) or finding.title
 
 
 def where(finding: Finding, room: int = 60) -> str:

@@ -44,6 +44,7 @@ def _verdict(report: Report) -> str:
 def _about(report: Report) -> str:
     env = report.environment
     where = "no CUDA device: CPU ops stand in for kernels, times are CPU times" if labels.cpu_times(report) else env.gpu
+    where = ", ".join(filter(None, (where, labels.scaled(report))))
     where = f"predicted for {labels.predicted(report)}" if labels.predicted(report) else where
     if report.workload:
         inputs = ", ".join(map(labels.tensor, report.workload.inputs))
@@ -121,7 +122,9 @@ def _attempt(attempt: Attempt) -> list[str]:
 def _notes(report: Report) -> str:
     lost = report.timeline.lost if report.timeline else ()
     lines = [f"> [!WARNING]\n> {escape(sentence)}" for sentence in (*lost, *(w.message for w in report.warnings))]
-    asides = [f"- {m.rule} nearly, {code(m.module)}: {escape(m.reason)}" for m in report.near_misses]
+    asides = [
+        f"- {m.rule} nearly{', ' if m.module else ''}{code(m.module)}: {escape(m.reason)}" for m in report.near_misses
+    ]
     asides += [f"- {p.rule} passed: {escape(p.message)}" for p in report.passed]
     asides += [f"- {n.rule} does not apply: {escape(n.reason)}" for n in report.not_applicable]
     return "\n\n".join([*lines, _folded("What else was looked at", "\n".join(asides))]).strip()

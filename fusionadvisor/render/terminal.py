@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fusionadvisor.catalog import RULES, STRATEGIES
+from fusionadvisor.catalog import RULES
 from fusionadvisor.render import labels, verdict
 from fusionadvisor.render.attempts import attempts
 from fusionadvisor.render.text import Piece, Sheet, cleaned
@@ -28,6 +28,8 @@ RECIPE = "recipe.json"
 WIDE = 96
 """Cells from which the remedy gets a column of its own."""
 HOW = 14
+NARROW = 60
+"""Cells from which a row of kinds has room for their number and a bar."""
 
 
 def render(report: Report, console: "Console") -> None:
@@ -75,7 +77,7 @@ def _profile(sheet: Sheet, report: Report) -> None:
 def _header(sheet: Sheet, report: Report) -> None:
     env, items = report.environment, [f"{report.tool.name} {report.tool.version}"]
     if labels.cpu_times(report):
-        items += ["no CUDA device here", "CPU ops stand in for kernels", "CPU times"]
+        items += ["no CUDA device here", "CPU ops stand in for kernels", "CPU times", labels.scaled(report)]
     elif labels.predicted(report):
         items += [] if env.gpu else ["no CUDA device here"]
         items += [f"kernels predicted for {labels.predicted(report)}", "structure exact, times not"]
@@ -139,7 +141,7 @@ def _step(sheet: Sheet, report: Report) -> None:
     if moved and all(b >= 0 for b in line.kernels.bytes):
         items.append(f"{size_bytes(moved / verdict.steps_shown(report))} moved")
     if report.fusion.syncs:
-        items.append((plural(report.fusion.syncs, "sync"), "yellow"))
+        items.append((verdict.syncs(report), "yellow"))
     if report.fusion.graphed_share:
         items.append(f"{percent(report.fusion.graphed_share)} replayed from a graph")
     sheet.flow(items, lead=[("Step      ", "bold")], indent=10, gap="   ")
@@ -168,15 +170,16 @@ def _kinds(sheet: Sheet, report: Report) -> None:
     rows = [(labels.KINDS.get(k.kind, k.kind), k.kernels, k.gpu_us) for k in ranked[:KINDS_SHOWN]]
     if rest := ranked[KINDS_SHOWN:]:
         rows.append((f"{len(rest)} other kinds", sum(k.kernels for k in rest), sum(k.gpu_us for k in rest)))
+    counted = sheet.width >= NARROW
     for name, count, time in rows:
         share = time / total
         sheet.add(
             f"  {sheet.cell(name, 18)}",
-            sheet.cell(plural(round(count / steps), labels.kernel_word(report)), 14, right=True),
+            sheet.cell(plural(round(count / steps), labels.kernel_word(report)), 14, right=True) if counted else "",
             sheet.cell(scale.time(time / steps), 12, right=True),
             sheet.cell(percent(share), 8, right=True),
             "  ",
-            (_bar(share, min(BAR, sheet.width - 58)), "cyan"),
+            (_bar(share, min(BAR, max(sheet.width - (58 if counted else 44), 0))), "cyan"),
         )
 
 
@@ -231,7 +234,8 @@ def _findings(sheet: Sheet, report: Report) -> None:
     if (more := len(ranked) - FINDINGS_SHOWN) > 0:
         sheet.add((f"  and {plural(more, 'smaller finding')} (all in --json)", "dim"))
     if notes := [f for f in report.findings if f.footnote]:
-        names = [f"{f.rule} {labels.where(f, 20)}" for f in notes[:4]]
+        table = report.timeline.kernels if report.timeline else KernelTable()
+        names = [f"{f.rule} {labels.place(f, table, 20)}" for f in notes[:4]]
         names += [f"{len(notes) - 4} more"] if len(notes) > 4 else []
         sheet.flow([(n, "dim") for n in names], lead=[("  too small to act on: ", "dim")], indent=9)
     for sentence in common:
@@ -304,10 +308,6 @@ def next_commands(report: Report) -> tuple[str, ...]:
     ranked = verdict.ranked(report)
     if report.attempts or not ranked:
         return ()
-    known = {entry.id for entry in STRATEGIES}
-    first = [finding.remedies[0] for finding in ranked if finding.remedies]
-    offered = [r for r in (*first, *(r for finding in ranked for r in finding.remedies)) if r in known]
-    if not report.environment.gpu:
-        offered = [r for r in offered if r != "cudagraph"] or offered
-    apply = (f"fusion-advisor apply --strategy {offered[0]}",) if offered and report.workload else ()
+    offered = verdict.offered(report) if report.command == "profile" and report.workload else ()
+    apply = tuple(f"fusion-advisor apply --strategy {strategy}" for strategy in offered[:1])
     return (*apply, f"fusion-advisor explain {ranked[0].rule}")

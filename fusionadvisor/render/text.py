@@ -32,9 +32,17 @@ def clean(text: str) -> str:
     """Return text without escape sequences, control characters or marks that reorder it; line ends become spaces."""
     if text.isascii() and text.isprintable():
         return text
-    text = _ESCAPES.sub("", text)
+    text = _ESCAPES.sub("", _decoded(text))
     text = re.sub(r"[\t\r\n\v\f\u2028\u2029]+", " ", text)
     return "".join(c for c in text if c == " " or unicodedata.category(c) not in _UNSEEN)
+
+
+def _decoded(text: str) -> str:
+    """Return text with the bytes of a file name that the locale could not decode read as UTF-8, else as its number."""
+    try:
+        return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    except UnicodeEncodeError:  # a surrogate that is no byte
+        return text
 
 
 def cleaned(value: T, *, lines: bool = False) -> T:
@@ -77,7 +85,7 @@ class Sheet:
         """Return the text in characters this terminal can show."""
         if not self.ascii_only or text.isascii():
             return text
-        return text.translate(_ASCII).encode("ascii", "replace").decode("ascii")
+        return text.translate(_ASCII).encode("ascii", "backslashreplace").decode("ascii")
 
     def size(self, text: str) -> int:
         """Cells the text takes."""

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
+from fusionadvisor.catalog import STRATEGIES
 from fusionadvisor.render import labels
 from fusionadvisor.report.model import Finding, Report, Timing
 from fusionadvisor.units import percent, plural
@@ -35,6 +36,24 @@ def ranked(report: Report) -> list[Finding]:
     """The findings worth acting on, the largest saving first."""
     worth = [f for f in report.findings if not f.footnote]
     return sorted(worth, key=lambda f: -f.saving.step_us.high)
+
+
+def offered(report: Report) -> tuple[str, ...]:
+    """Strategies that answer the findings and can run here: first remedies first, by the largest finding."""
+    known = {entry.id for entry in STRATEGIES}
+    findings = ranked(report)
+    first = [finding.remedies[0] for finding in findings if finding.remedies]
+    found = [r for r in (*first, *(r for finding in findings for r in finding.remedies)) if r in known]
+    if not report.environment.gpu:
+        found = [r for r in found if r != "cudagraph"] or found
+    return tuple(dict.fromkeys(found))
+
+
+def syncs(report: Report) -> str:
+    """``2 syncs``; where no rule found an op that waits, they are outside its ops."""
+    said = plural(report.fusion.syncs, "sync")
+    caused = any(finding.rule in ("FA302", "FA405") for finding in report.findings)
+    return said if caused or not any(p.rule == "FA302" for p in report.passed) else f"{said} outside the step's ops"
 
 
 def could_save(report: Report) -> float:

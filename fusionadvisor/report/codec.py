@@ -19,7 +19,9 @@ def to_json(report: Report, *, indent: int | None = 2) -> str:
     Raises:
         ValueError: If a number is NaN or infinite; a report never holds one.
     """
-    return json.dumps(to_dict(report), indent=indent, ensure_ascii=False, allow_nan=False) + "\n"
+    text = json.dumps(to_dict(report), indent=indent, ensure_ascii=False, allow_nan=False) + "\n"
+    # bytes of a file name that the locale could not decode are UTF-8, or lost
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def to_dict(value: Any) -> Any:

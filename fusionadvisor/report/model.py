@@ -167,6 +167,8 @@ class TimelineSummary:
     basis: Basis
     stand_ins: bool = False
     """True where CPU ops stand in for kernels because there was no GPU; times are then CPU times."""
+    time_scale: float = 1.0
+    """What the ops' times were multiplied by, so that together they fit into the unprofiled step."""
     devices: tuple[DeviceSummary, ...] = ()
     steps: int = 1
     steps_from: str = "window"

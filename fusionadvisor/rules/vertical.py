@@ -128,7 +128,7 @@ class FoldableNorm(Rule):
     def _evidence(self, facts: Facts, layer: Node, norm: Node) -> tuple[str, ...]:
         said = [f"{name(norm)} is the only reader of {name(layer)} and uses stored statistics."]
         if facts.bandwidth is None:
-            said.append(f"Bound: the norm's own measured {units.time_us(norm.us)} at most.")
+            said.append(f"Bound: at most what each norm itself takes, {units.time_us(norm.us)} for {name(norm)}.")
         elif norm.out is not None:
             said.append(f"It reads and writes {units.size_bytes(norm.out.bytes)} each.")
         return tuple(said)

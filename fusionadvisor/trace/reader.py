@@ -257,7 +257,7 @@ class _Document:
         return found.events
 
     def _find_list(self) -> bytes:
-        text = b""
+        text = start = b""
         for block in self._blocks:
             searched = max(0, len(text) - 64)
             text += block
@@ -272,6 +272,8 @@ class _Document:
         if match := _FIRST_EVENT.search(text):  # the file lacks its beginning, or the key is damaged
             self._headless = True
             return text[match.start() :]
+        if start.startswith(b"{") and not _whole(text):
+            raise InputError(f"{self._name} is cut off before its list of traceEvents.", "Copy or record it again.")
         raise InputError(
             f"{self._name} is not a trace: it has no list of traceEvents.",
             "Export one with torch.profiler: profile.export_chrome_trace('trace.json').",
@@ -299,6 +301,14 @@ class _Document:
         if losses.dropped:
             said.append(f"{losses.dropped} damaged events ({losses.dropped_bytes} bytes) could not be read.")
         return said
+
+
+def _whole(text: bytes) -> bool:
+    try:
+        msgspec.json.decode(clean(text))
+    except (msgspec.MsgspecError, RecursionError):
+        return text.rstrip().endswith(b"}")
+    return True
 
 
 def _last_boundary(text: bytes) -> tuple[int, int] | None:

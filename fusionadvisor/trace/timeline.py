@@ -145,6 +145,8 @@ class Timeline:
     devices: tuple[DeviceInfo, ...]
     basis: Basis = "recorded"
     stand_ins: bool = False
+    time_scale: float = 1.0
+    """What the durations of stand-ins were multiplied by, so that a step of them fits into the unprofiled one."""
     recording: Recording = field(default_factory=Recording)
     lost: tuple[str, ...] = ()
     """What a damaged file cost, one sentence each."""

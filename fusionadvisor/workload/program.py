@@ -19,7 +19,7 @@ from fusionadvisor.workload.saved import open_saved
 from fusionadvisor.workload.source import find_source
 from fusionadvisor.workload.target import find_entry, load, make_model, saved_path
 from fusionadvisor.workload.training import Training, find_training
-from fusionadvisor.workload.usercode import failing_module, first_line, set_mode, user_code
+from fusionadvisor.workload.usercode import about_inputs, failing_module, set_mode, user_code, what_happened
 
 
 @dataclass(eq=False)
@@ -256,7 +256,8 @@ def _misfit(error: Exception, model: nn.Module, specs: tuple[TensorSpec, ...]) -
     shapes = ", ".join(f"{s.name}={s.dtype}[{','.join(map(str, s.shape))}]" for s in specs) or "no tensors"
     where = failing_module(error, model)
     place = f"{type(model).__name__}{'.' + where if where else ''}"
+    fitting = 'Give inputs that fit, with example_inputs() in the file or --input "NAME=DTYPE[SHAPE]".'
     return InputError(
-        f"{place} fails with the inputs {shapes}: {first_line(str(error)) or type(error).__name__}.",
-        'Give inputs that fit, with example_inputs() in the file or --input "NAME=DTYPE[SHAPE]".',
+        f"{place} fails with the inputs {shapes}: {what_happened(error)}.",
+        fitting if about_inputs(error) else "--debug shows the whole traceback.",
     )

@@ -153,7 +153,7 @@ def _not_one(target: Target, found: list[str], what: str) -> InputError:
         names = ", ".join(found[:8]) + (", …" if len(found) > 8 else "")
         return InputError(
             f"{target.label} holds {len(found)} candidates ({what}): {names}.",
-            f"Name one: {target.label}:{found[-1]}, or define build_model() in it.",
+            f"Name one: {target.label}:{found[0]}, or define build_model() in it.",
         )
     functions = [
         name for name, value in vars(target.module).items()

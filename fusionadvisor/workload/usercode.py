@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import os
+import re
 import sys
 import traceback
 from collections.abc import Iterator
@@ -84,6 +85,19 @@ def _remedy(error: BaseException) -> str:
     if isinstance(error, torch.OutOfMemoryError):
         return "Use a smaller batch."
     return ""
+
+
+_OF_INPUTS = re.compile(
+    r"\bshapes?\b|\bsizes?\b|dimension|\bdims?\b|dtype|scalar type|\bmat1\b|channels|out of range|"
+    r"positional argument|keyword argument|broadcast|must match|\bexpected\b|same device|tensors? .*type",
+    re.IGNORECASE,
+)
+
+
+def about_inputs(error: BaseException) -> bool:
+    """Whether an error reads as one that other inputs would not raise: of sizes, types or arguments."""
+    kinds = (RuntimeError, ValueError, TypeError, IndexError, AssertionError)
+    return isinstance(error, kinds) and bool(_OF_INPUTS.search(str(error)))
 
 
 def failing_module(error: BaseException, model: nn.Module) -> str:

@@ -12,10 +12,14 @@ import pytest
 import torch
 from torch import nn
 
+from fusionadvisor.analysis.facts import Facts
+from fusionadvisor.analysis.summary import summarise
 from fusionadvisor.capture import live as capture_live
 from fusionadvisor.capture.align import _matches, align
-from fusionadvisor.capture.live import Captured, capture
+from fusionadvisor.capture.live import Captured, capture, on_one_clock
 from fusionadvisor.errors import EnvironmentUnfitError
+from fusionadvisor.report.model import Timing
+from fusionadvisor.rules.engine import run
 from fusionadvisor.trace import load
 from fusionadvisor.trace.timeline import KERNEL_COLUMNS, Timeline
 from fusionadvisor.workload.program import live
@@ -222,3 +226,36 @@ def test_an_op_that_is_recorded_taken_apart_keeps_its_module_and_line() -> None:
     assert Path(str(norm.source).rpartition(":")[0]).name == Path(__file__).name
     assert norm.flow_op == -1  # which of its parts' values flow on is not told
     assert not result.warnings or "not linked" not in result.warnings[0].message
+
+
+def test_ops_that_take_longer_than_the_unprofiled_step_are_scaled_to_it() -> None:
+    result = captured(steps=2)
+    recorded = result.timeline.kernels["dur_ns"] / result.timeline.time_scale
+    timeline = replace(result.timeline, kernels=result.timeline.kernels.assign(dur_ns=recorded.astype("int64")))
+    step_us = float(recorded.sum()) / 2 / 1e3
+    half = Timing(step_us / 2 / 1e3, (0.0, 1.0))
+    scaled = on_one_clock(replace(timeline, time_scale=1.0), half)
+    assert scaled.time_scale == pytest.approx(0.5, rel=1e-3)
+    advice = run(Facts(scaled, result.flow, latency_us=step_us / 2))
+    summary = summarise(scaled, advice.group_of_kernel)
+    assert sum(kind.gpu_us for kind in summary.by_kind) / 2 == pytest.approx(step_us / 2, rel=1e-2)
+    assert advice.fusion.unfused_us <= step_us / 2 * 1.01
+    assert advice.findings
+    for finding in advice.findings:
+        assert finding.share == pytest.approx(finding.kernel_us / (step_us / 2), abs=1e-2)
+
+
+def test_the_bound_of_a_folded_norm_names_the_norm_it_is_of() -> None:
+    result = captured(steps=1)
+    findings = run(Facts(result.timeline, result.flow)).findings
+    said = [sentence for f in findings if f.rule == "FA101" for sentence in f.evidence]
+    assert any(s.startswith("Bound: at most what each norm itself takes, ") and s.endswith(" for bn.") for s in said)
+
+
+def test_ops_that_fit_into_the_step_and_kernels_of_a_gpu_keep_their_times() -> None:
+    timeline = replace(captured(steps=1).timeline, time_scale=1.0)
+    longer = Timing(float(timeline.kernels["dur_ns"].sum()) / 1e6 + 1.0, (0.0, 1.0))
+    assert on_one_clock(timeline, longer) is timeline
+    assert on_one_clock(timeline, None) is timeline
+    on_gpu = replace(timeline, stand_ins=False)
+    assert on_one_clock(on_gpu, Timing(1e-6, (0.0, 1.0))) is on_gpu

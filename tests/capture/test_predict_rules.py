@@ -209,3 +209,20 @@ def test_gpus_are_found_by_what_people_type() -> None:
     assert all(named(name).name == name for name in predictable())
     with pytest.raises(InputError):
         named("")
+
+
+@pytest.mark.parametrize(
+    ("asked", "got"),
+    [("h100", "H100 SXM"), ("NVIDIA H100", "H100 SXM"), ("h100-pcie", "H100 PCIe"), ("a100-80", "A100 80GB SXM"),
+     ("A100-40GB", "A100 40GB"), ("t4", "T4")],
+)  # fmt: skip
+def test_a_gpu_is_named_by_the_start_of_its_name(asked: str, got: str) -> None:
+    assert named(asked).name == got
+
+
+@pytest.mark.parametrize(
+    ("asked", "hint"), [("h1000", "'H100'"), ("h10", "'H100'"), ("h", "Known: V100"), ("a100-8", "A100")]
+)
+def test_a_number_cut_short_is_another_gpu(asked: str, hint: str) -> None:
+    with pytest.raises(InputError, match=hint):
+        named(asked)

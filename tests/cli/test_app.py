@@ -209,7 +209,7 @@ def test_a_terminal_that_cannot_show_it_gets_ascii() -> None:
         capture_output=True, text=True, cwd=ROOT, check=False, env=env,
     )  # fmt: skip
     assert done.returncode == 2
-    assert "No strategy is called 'gr??e'" in done.stderr
+    assert r"No strategy is called 'gr\xf6\xdfe'" in done.stderr
 
 
 @pytest.mark.parametrize("form", ["sarif", "perfetto", "csv", "html", "markdown"])
@@ -241,3 +241,76 @@ def test_parameters_of_strategies(cli: Cli, advisor: Advisor) -> None:
         assert ran.code == 2
         assert said in ran.err
     assert "cannot be confined" in cli("apply", "-s", "fuse_modules", "--site", "x").err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("profile", "x.py", "--json", "same", "--html", "./same"),
+        ("analyze", "x.json", "--csv", "same", "--sarif", "same", "--force"),
+        ("apply", "x.py", "-s", "compile", "--markdown", "same", "--perfetto", "same"),
+        ("run", "x.py", "--trace", "same", "--json", "same"),
+        ("check", "x.json", "--baseline", "same", "--update-baseline", "--markdown", "same"),
+    ],
+)
+def test_two_outputs_of_one_name_are_refused_before_any_work(
+    cli: Cli, advisor: Advisor, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    ran = cli(*arguments)
+    assert (ran.code, ran.out) == (2, "")
+    assert "both name" in ran.err
+    assert advisor.asked == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("arguments", ["list rules", "explain FA101", "--help", "--version"])
+def test_output_without_room_is_one_sentence(arguments: str, unbuffered: str) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    done = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m fusionadvisor {arguments} >/dev/full"], capture_output=True, text=True,
+        cwd=ROOT, check=False, env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr == (
+        "error: The output cannot be written: No space left on device.  Let it go where there is room.\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        ("list rules >&-", 2, "error: Standard output is closed.  Let it go to a file, or to /dev/null.\n"),
+        ("explain FA999 2>&-", 2, ""),
+        ("explain FA101 2>&- >/dev/null", 0, ""),
+        ("analyze - <&-", 2, "error: standard input is empty."),
+    ],
+)
+def test_closed_streams_are_no_internal_error(arguments: str, code: int, said: str) -> None:
+    done = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m fusionadvisor {arguments}"], capture_output=True, text=True, cwd=ROOT,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == code
+    assert done.stderr.startswith(said)
+    assert "internal error" not in done.stderr
+
+
+def test_paths_can_be_read_where_the_locale_has_no_letters_for_them(tmp_path: Path) -> None:
+    env = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-m", "fusionadvisor", "analyze", "größe.json"], capture_output=True, cwd=tmp_path,
+        check=False, env=env,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.startswith(rb"error: There is no file gr\xf6\xdfe.json.")
+
+
+def test_apply_without_a_strategy_names_what_the_last_profile_recommends(cli: Cli, advisor: Advisor) -> None:
+    assert cli("profile", "x.py").code == 0
+    ran = cli("apply")
+    assert ran.code == 2
+    assert "the last profile recommends fuse_modules, compile, torchscript." in ran.err
+    assert "Add --strategy fuse_modules" in ran.err
+    assert "one or more of" in cli("apply", "other.py").err  # of which nothing is known

@@ -18,6 +18,11 @@ FILES = {
         "def build_model(): return nn.Sequential(nn.Linear(8, 4), nn.ReLU())\n"
         "def example_inputs(): return torch.randn(2, 9)\n"
     ),
+    "key.py": (
+        "import torch\nfrom torch import nn\n"
+        "class M(nn.Module):\n    def forward(self, x):\n        return {}['missing thing']\n"
+        "def example_inputs(): return torch.randn(2, 3)\n"
+    ),
     "noinputs.py": "from torch import nn\nclass M(nn.Module):\n    def forward(self, x, mask): return x * mask\n",
     "empty.json": "",
     "object.json": '{"a": 1}',
@@ -35,6 +40,10 @@ FILES = {
         ("profile folder", "folder is a directory."),
         ("profile nomodel.py", "(its functions: helper)"),
         ("profile several.py", "A, B."),
+        ("profile several.py", "Name one: several.py:A,"),
+        ("profile key.py", "x=float32[2,3]: key.py:5: KeyError: 'missing thing'.  --debug shows"),
+        ("profile shapes.py", "Give inputs that fit"),
+        ("profile shapes.py --input input=float32[2,8] --gpu h1000", "Did you mean 'H100'?"),
         ("profile several.py:C", "several.py has no 'C'."),
         ("profile broken.py", "broken.py:3: ModuleNotFoundError: No module named 'not_there_at_all'"),
         ("profile syntax.py", "syntax.py:1: SyntaxError"),

@@ -8,6 +8,7 @@ from fusionadvisor.render import labels
 from fusionadvisor.render.labels import Scale
 from fusionadvisor.render.text import Sheet, clean
 from fusionadvisor.report.model import KernelTable, Timing
+from fusionadvisor.trace.kinds import KINDS
 from tests.render.samples import FOLD, bound
 
 
@@ -90,3 +91,7 @@ def test_long_words_are_not_lost() -> None:
     sheet = Sheet(20)
     sheet.say("a " + "x" * 50 + " b", indent=2)
     assert "".join(line.plain for line in sheet.lines).replace(" ", "") == "a" + "x" * 50 + "b"
+
+
+def test_every_kind_has_a_name() -> None:
+    assert set(KINDS) == set(labels.KINDS)

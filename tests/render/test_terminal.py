@@ -9,10 +9,10 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from fusionadvisor.render import terminal
+from fusionadvisor.render import html, markdown, terminal
 from fusionadvisor.render.terminal import compose, next_commands, render
-from fusionadvisor.report.model import NearMiss, Report
-from tests.render.samples import ALL, APPLY, CHAIN, CPU_PROFILE, PREDICTED, PROFILE, TRACE, bound
+from fusionadvisor.report.model import NearMiss, Passed, Report
+from tests.render.samples import ALL, APPLY, CHAIN, CPU_PROFILE, FOLD, PREDICTED, PROFILE, TRACE, bound
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 HOSTILE = "evil\x1b[31m\x1b]0;title\x07\u202egnp.exe\u2028next\r\n[bold]x[/bold]\x00"
@@ -31,7 +31,7 @@ def test_snapshot(name: str, width: int) -> None:
     assert text(ALL[name], width) == file.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("width", [60, 80, 100, 110])
+@pytest.mark.parametrize("width", [40, 48, 59, 60, 80, 100, 110])
 @pytest.mark.parametrize("name", list(ALL))
 def test_no_line_is_wider_than_the_terminal(name: str, width: int) -> None:
     for line in compose(ALL[name], width).lines:
@@ -115,6 +115,37 @@ def test_next_command_can_run_here() -> None:
     assert next_commands(replace(PROFILE, findings=(graph,)))[0].endswith("--strategy cudagraph")
     assert next_commands(replace(CPU_PROFILE, findings=(graph, CHAIN)))[0].endswith("--strategy compile")
     assert next_commands(TRACE) == ("fusion-advisor explain FA103",)
+
+
+def test_after_run_no_apply_is_offered_that_has_no_target() -> None:
+    assert next_commands(PROFILE)[0] == "fusion-advisor apply --strategy fuse_modules"
+    assert next_commands(replace(PROFILE, command="run")) == ("fusion-advisor explain FA101",)
+
+
+def test_syncs_and_the_check_of_them_say_one_thing() -> None:
+    clean = replace(PROFILE, fusion=replace(PROFILE.fusion, syncs=2), passed=(Passed("FA302", "no op waits"),))
+    assert "2 syncs outside the step's ops" in text(clean)
+    copied = replace(clean, findings=(replace(CHAIN, rule="FA405"),))
+    assert "2 syncs outside" not in text(copied)
+    assert "2 syncs" in text(replace(clean, passed=()))
+    assert "2 syncs outside" not in text(replace(clean, passed=()))
+
+
+def test_a_footnote_without_a_module_names_its_line_or_itself() -> None:
+    small = replace(CHAIN, footnote=True)
+    assert "too small to act on: FA103 block.py:41" in text(replace(PROFILE, findings=(FOLD, small)))
+    nowhere = replace(small, source=None, title="Fuse it")
+    assert "too small to act on: FA103 Fuse it" in text(replace(PROFILE, findings=(FOLD, nowhere)))
+
+
+def test_scaled_times_are_said_once_in_every_form() -> None:
+    line = CPU_PROFILE.timeline
+    assert line is not None
+    scaled = replace(CPU_PROFILE, timeline=replace(line, time_scale=0.63))
+    for said in (text(scaled, 110), markdown.compose(scaled), html.compose(scaled)):
+        assert said.lower().count("op times scaled to the unprofiled step") == 1
+    for said in (text(CPU_PROFILE), markdown.compose(CPU_PROFILE), html.compose(CPU_PROFILE)):
+        assert "op times scaled" not in said.lower()
 
 
 def test_apply_shows_interval_control_and_agreement() -> None:

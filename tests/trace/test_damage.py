@@ -213,6 +213,7 @@ def test_one_spoilt_event_costs_one_event() -> None:
         (b"\x28\xb5\x2f\xfd\x04\x00", "zstd"),
         (b"hello", "not a trace"),
         (b'{"weights": [1, 2]}', "no list of traceEvents"),
+        (b'{"schemaVersion": 1, "deviceProperties": [{"id": 0, "na', "is cut off before its list of traceEvents"),
         (b'{"traceEvents": []}', "its list of events is empty"),
         (b"[]", "its list of events is empty"),
         (b'{"traceEvents": [{"ph": "X"', "cut off"),

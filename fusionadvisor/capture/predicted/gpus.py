@@ -48,20 +48,36 @@ def predictable() -> tuple[str, ...]:
 
 
 def named(name: str) -> Silicon:
-    """Return a GPU by its name in any case, or by the start of it: ``h100``, ``a100-80gb``.
+    """Return a GPU by its name in any case, or by the start of it that leaves no number cut: ``h100``, ``a100-80gb``.
 
     Raises:
         InputError: None of that name can be predicted for.
     """
     wanted = _plain(name)
     known = {gpu.name: gpu for gpu in GPUS}
-    matches = [k for k in _SILICON if _plain(k) == wanted] or [k for k in _SILICON if _plain(k).startswith(wanted)]
+    matches = [k for k in _SILICON if _plain(k) == wanted] or [k for k in _SILICON if _begins(k, wanted)]
     if not wanted or not matches:
         why = "only the kernels of NVIDIA GPUs are predicted" if wanted.startswith("mi") else "it is not in the table"
-        raise InputError(f"Kernels cannot be predicted for the GPU '{name}': {why}.", did_you_mean(name, predictable()))
+        raise InputError(f"Kernels cannot be predicted for the GPU '{name}': {why}.", _alike(name))
     # the common form of several: SXM before PCIe, the larger memory before the smaller
     best = next((m for m in reversed(matches) if "SXM" in m), matches[0])
     return Silicon(known[best], *_SILICON[best])
+
+
+def _begins(name: str, wanted: str) -> bool:
+    """Whether a name begins with what is wanted: its whole first word, and no number cut short."""
+    first, *rest = (_plain(word) for word in name.split())
+    if not wanted.startswith(first):
+        return False
+    wanted = wanted.removeprefix(first)
+    more = "".join(rest)
+    return more.startswith(wanted) and not (wanted[-1:].isdigit() and more[len(wanted) :][:1].isdigit())
+
+
+def _alike(name: str) -> str:
+    """The nearest name by the word that tells the model, which all forms of a GPU share."""
+    models = tuple(dict.fromkeys(known.split()[0] for known in predictable()))
+    return did_you_mean(_plain(name), models)
 
 
 def _plain(name: str) -> str:

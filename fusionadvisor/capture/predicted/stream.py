@@ -23,6 +23,7 @@ from fusionadvisor.units import size_bytes
 from fusionadvisor.workload import program
 from fusionadvisor.workload.inputs import Call
 from fusionadvisor.workload.program import Program
+from fusionadvisor.workload.usercode import what_happened
 
 LARGEST_ON_CPU = 4_000_000_000
 """Bytes of weights up to which a model that cannot run without memory is built for real."""
@@ -141,8 +142,10 @@ def _on_cpu(source: Workload | Factory, gpu: Silicon, reason: str) -> Stream:
     except FusionAdvisorError:
         raise
     except Exception as second:
-        raise InputError(f"The model runs neither on a stand-in for {gpu.name} ({reason}) nor on the CPU "
-                         f"({_said(second)}).", "Check that it runs here on the CPU first.") from second  # fmt: skip
+        raise InputError(
+            f"The model runs neither on a stand-in for {gpu.name} ({reason}) nor on the CPU ({what_happened(second)}).",
+            "Check that it runs here on the CPU first.",
+        ) from second
     return replace(_looked_up(flow, gpu, built.specs(call), {}), fallback=reason)
 
 
