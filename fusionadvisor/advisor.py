@@ -10,9 +10,7 @@ from fusionadvisor import __version__
 from fusionadvisor.catalog import SEARCH
 from fusionadvisor.errors import InputError
 from fusionadvisor.report.model import (
-    Attempt,
     Environment,
-    Finding,
     Prediction,
     RankSummary,
     Report,
@@ -352,11 +350,13 @@ def optimize(
     """
     from fusionadvisor.evaluate import auto
     from fusionadvisor.evaluate.search import attempt
+    from fusionadvisor.report.credit import credited
 
     say = progress or _silent
     tool, created, command = _started("apply")
     before = profile_workload(workload, progress=say)
     assert before.workload is not None
+    assert before.timeline is not None
     if list(strategies) == [SEARCH.id]:
         outcome = auto.search(
             before.workload, before.findings, budget_s=budget_s or auto.BUDGET_S, goal=goal, timeout_s=timeout_s,
@@ -371,19 +371,10 @@ def optimize(
         tool=tool,
         created=created,
         command=command,
-        attempts=tuple(_credit(tried, before.findings) for tried in outcome.attempts),
+        attempts=credited(outcome.attempts, before.findings, before.timeline.kernels),
         result=outcome.result,
+        before=outcome.before,
+        after=outcome.after,
         warnings=(*before.warnings, *outcome.warnings),
         files=outcome.files,
     )
-
-
-def _credit(tried: Attempt, findings: tuple[Finding, ...]) -> Attempt:
-    """Name the findings an attempt addressed: its strategy is their remedy, and it changed one of their modules."""
-    touched = set(tried.sites.modules)
-    addressed = (
-        found.id
-        for found in findings
-        if tried.strategy in found.remedies and tried.sites.applied and (not touched or touched & {*found.modules})
-    )
-    return replace(tried, findings=tuple(addressed))

@@ -1,6 +1,7 @@
 """Comparisons of what the stations find: eager against compiled, before a fold against after, rank against rank."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -139,3 +140,12 @@ def test_syncs_removed_are_counted() -> None:
     before, after = (advisor.analyze(SHARED / "traces" / f"ao_b200_{n}_ep_moe.json.gz") for n in ("ref", "syncless"))
     syncs = next(f for f in diff.compare(before, after).figures if f.name == "syncs")
     assert (syncs.before, syncs.after) == (21, 1)
+
+
+def test_the_report_of_an_apply_is_read_as_before_it() -> None:
+    plain = analysed(list(eager(0)))
+    applied = replace(plain, command="apply")
+    note = "The {} is of an apply: it is read as the step profiled before anything was applied."
+    assert note.format("first") in diff.compare(applied, plain).notes
+    assert note.format("second") in diff.compare(plain, applied).notes
+    assert not diff.compare(plain, plain).notes

@@ -61,7 +61,7 @@ def load(path: Path, original: nn.Module, calls: tuple[Call, ...], run: Run, dev
     made = recipe.read(path)
     found = recipe.apply_recipe(original, made, example_inputs=calls[0])
     verification = verify(original, found, calls, run, device=device)
-    if verification.verdict == "diverges":
+    if verification.verdict != "agrees":
         return verification
     for name in made.artefacts:
         if name == "weights.pt":
@@ -74,7 +74,7 @@ def load(path: Path, original: nn.Module, calls: tuple[Call, ...], run: Run, dev
         # an exported program holds for the shapes it was captured with
         fitting = calls if name != "model.pt2" else tuple(call for call in calls if _alike(call, calls[0]))
         made_of_it = verify(original, candidate, fitting, run, device=device)
-        if made_of_it.verdict == "diverges":
+        if made_of_it.verdict != "agrees":
             raise StrategyError(f"{name} does not hold what was verified: {made_of_it.reason}.")
     return verification
 

@@ -191,7 +191,7 @@ def _save(
     written = do(Job(workload, tuple(steps), save=str(folder), speedup=last.speedup, verification=last.verification))
     loaded = do(Job(workload, recipe=str(folder / recipe.FILE))) if written.done.files else written
     verification = loaded.done.verification
-    if verification is not None and verification.verdict != "diverges":
+    if verification is not None and verification.verdict == "agrees":
         return written.done.files, []
     for name in written.done.files:
         Path(name).unlink(missing_ok=True)

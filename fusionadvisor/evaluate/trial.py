@@ -16,7 +16,7 @@ from fusionadvisor import recipe, strategies, units
 from fusionadvisor.errors import InputError, StrategyError
 from fusionadvisor.evaluate import bench, kernels, saving
 from fusionadvisor.evaluate.memory import peak_bytes
-from fusionadvisor.evaluate.verify import verify
+from fusionadvisor.evaluate.verify import Trained, verify
 from fusionadvisor.flow.record import record
 from fusionadvisor.recipe import Step
 from fusionadvisor.report.model import Attempt, Sites, Speedup, Timing, Verification, Workload
@@ -129,7 +129,7 @@ def _whole(program: Program, job: Job, tell: Tell) -> Done:
     tell("verifying the whole")
     candidate = with_steps(program, job.kept)
     verification = _verify(program, candidate)
-    if verification.verdict == "diverges":
+    if verification.verdict != "agrees":
         return Done(verification=verification)
     tell("measuring the whole")
     measured = _compare(program, program.model, candidate, job)
@@ -191,6 +191,8 @@ class _Trial:
         attempt = replace(attempt, verification=verification)
         if verification.verdict == "diverges":
             return Done(replace(attempt, outcome="diverged", reason=f"{_sentence(verification.reason)}"))
+        if verification.verdict == "unchecked":
+            return Done(replace(attempt, outcome="refused", reason=_sentence(verification.reason)))
         attempt = self._measured(strategy, attempt, base, candidate)
         return Done(attempt, replace(self.step, sites=plan.sites), attempt.before, attempt.after, attempt.speedup)
 
@@ -236,7 +238,7 @@ class _Trial:
         attempt = replace(
             attempt, outcome=result.verdict, before=result.before, after=result.after, speedup=result.speedup
         )
-        saved_ms = result.before.median_ms - result.after.median_ms
+        saved_ms = result.before.median_ms * (1 - 1 / result.speedup.median)
         if result.verdict == "faster":
             return replace(attempt, kept=True, break_even_calls=_break_even(attempt.compile_s, saved_ms))
         # what others can build on is kept for doing less; what ends the composition has to pay for itself
@@ -341,12 +343,12 @@ def _runner(program: Program) -> Callable[[nn.Module, Call], object]:
     def train(model: nn.Module, call: Call) -> object:
         output = program.step(call, model)
         parameters = dict(model.named_parameters())
-        return {
-            "output": output,
-            "gradients": {n: p.grad.clone() for n, p in parameters.items() if p.grad is not None},
-            "parameters": {n: p.detach().clone() for n, p in parameters.items()},
-            "buffers": {n: b.clone() for n, b in model.named_buffers()},
-        }
+        return Trained(
+            output=output,
+            gradients={n: p.grad.clone() for n, p in parameters.items() if p.grad is not None},
+            parameters={n: p.detach().clone() for n, p in parameters.items()},
+            buffers={n: b.clone() for n, b in model.named_buffers()},
+        )
 
     return infer if program.training is None else train
 

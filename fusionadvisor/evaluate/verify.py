@@ -19,10 +19,15 @@ from fusionadvisor.report.model import Verification
 from fusionadvisor.strategies.base import Call
 
 FLOOR = 1e-5
+NO_NUMBER = "the outputs hold no number to compare, so nothing can be verified"
 SMALL = 1000
 """Outputs with fewer elements have noisier errors."""
 
 Run = Callable[[nn.Module, Call], object]
+
+
+class Trained(dict[str, Any]):
+    """What a training step leaves: ``output``, ``gradients``, ``parameters``, ``buffers``."""
 
 
 @dataclass
@@ -55,6 +60,7 @@ def verify(
     worst = _Worst()
     exact = _in_double(original)
     first: tuple[object, list[tuple[str, Any]]] | None = None
+    checked = 0
     for index, call in enumerate(calls):
         own_call, new_call = _clone(call), _clone(call)
         own = _seeded(run, original, own_call, seed + index)
@@ -69,9 +75,10 @@ def verify(
             return Verification("diverges", device, worst.error, worst.ratio, worst.limit, index + 1, where + reason)
         if first is None:
             first = new, [(path, _snapshot(leaf)) for path, leaf in leaves(new)]
-    if first is not None and all(_empty(leaf) for _, leaf in first[1]):
-        return Verification("unchecked", device, inputs=len(calls), reason="the outputs hold no number to compare")
-    return Verification("agrees", device, worst.error, worst.ratio, worst.limit, len(calls))
+        checked += _holds_a_number(own)
+    if not checked:
+        return Verification("unchecked", device, reason=NO_NUMBER)
+    return Verification("agrees", device, worst.error, worst.ratio, worst.limit, checked)
 
 
 def leaves(value: object, path: str = "output") -> Iterator[tuple[str, Any]]:
@@ -106,7 +113,7 @@ def _compare_leaf(own: Any, new: Any, truth: Any, worst: _Worst) -> str:
     if not isinstance(own, Tensor) or not isinstance(new, Tensor):
         if type(own) is not type(new):
             return f"is {type(new).__name__} instead of {type(own).__name__}"
-        same = math.isclose(own, new, rel_tol=1e-5, abs_tol=1e-8) if isinstance(own, float) else bool(own == new)
+        same = _close(own, new) if isinstance(own, float) else bool(own == new)
         return "" if same else f"is {new!r} instead of {own!r}"
     for word in ("shape", "dtype", "device", "layout"):
         if getattr(own, word) != getattr(new, word):
@@ -123,9 +130,13 @@ def _compare_leaf(own: Any, new: Any, truth: Any, worst: _Worst) -> str:
     return _compare_numbers(own, new, truth, worst)
 
 
+def _close(own: float, new: float) -> bool:
+    return (math.isnan(own) and math.isnan(new)) or math.isclose(own, new, rel_tol=1e-5, abs_tol=1e-8)
+
+
 def _compare_numbers(own: Tensor, new: Tensor, truth: Any, worst: _Worst) -> str:
     finite = torch.isfinite(own)
-    if not torch.equal(own[~finite].isneginf(), new[~finite].isneginf()):
+    if not torch.equal(_negative(own[~finite]), _negative(new[~finite])):
         return "has an infinity of the other sign"
     if not bool(finite.any()):
         return ""
@@ -192,7 +203,7 @@ def _inputs_differ(own: Call, new: Call) -> str:
 
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and bool(((a == b) | (a.isnan() & b.isnan() if a.is_floating_point() else a == b)).all())
+    return a.shape == b.shape and bool(((a == b) | (a.isnan() & b.isnan() if _is_real(a) else a == b)).all())
 
 
 def _changed(output: object, before: list[tuple[str, Any]]) -> bool:
@@ -204,10 +215,39 @@ def _snapshot(leaf: Any) -> Any:
     return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf
 
 
-def _empty(leaf: Any) -> bool:
+def _holds_a_number(output: object) -> bool:
+    """Whether an output says anything: a finite number where there are real ones, else anything at all.
+
+    What is computed from NaN, as an index or a mask, is no evidence. In training the loss must hold a number: running
+    statistics do so whatever came after them.
+    """
+    if isinstance(output, Trained):
+        output = output["parameters"] if output["output"] is None else output["output"]
+    found = [leaf for _, leaf in leaves(output) if leaf is not None and not _is_empty(leaf)]
+    real = [leaf for leaf in found if _is_real(leaf)]
+    return any(_is_finite(leaf) for leaf in real) if real else bool(found)
+
+
+def _is_empty(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and not leaf.numel()
+
+
+def _is_real(leaf: Any) -> bool:
     if isinstance(leaf, Tensor):
-        return not leaf.numel() or bool(leaf.is_floating_point() and not torch.isfinite(leaf).any())
-    return leaf is None
+        return leaf.is_floating_point() or leaf.is_complex()
+    return isinstance(leaf, float | complex)
+
+
+def _is_finite(leaf: Any) -> bool:
+    if isinstance(leaf, Tensor):
+        leaf = leaf if leaf.layout is torch.strided else leaf.to_dense()
+        return bool(torch.isfinite(leaf).any())
+    return math.isfinite(abs(leaf))
+
+
+def _negative(tensor: Tensor) -> Tensor:
+    """Where it is negative infinity; of complex numbers, each part."""
+    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).isneginf()
 
 
 def _wide(tensor: Tensor) -> Tensor:

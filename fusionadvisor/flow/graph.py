@@ -148,6 +148,8 @@ class FlowGraph:
     held: tuple[int, ...] = ()
     aliases: dict[str, str] = field(default_factory=dict)
     """Module paths that name the same module object as an earlier path."""
+    switched: tuple[str, ...] = ()
+    """Modules that the run itself switched between training and evaluation, for however long."""
 
     @cached_property
     def _producer(self) -> dict[int, int]:

@@ -124,6 +124,8 @@ class _Recorder:
         self.scopes: list[_Scope] = [_Scope("", 0)]
         self.paths, self.aliases = module_paths(model)
         self.counts: dict[str, int] = {}
+        self.modes = {id(module): module.training for module in model.modules()}
+        self.switched: set[int] = set()
         self.origins: dict[int, _Origin] = {}
         self.owners = {id(p): name.rpartition(".")[0] for name, p in model.named_parameters()}
         self.sequence = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
@@ -161,16 +163,21 @@ class _Recorder:
     def _module_calls(self) -> Iterator[None]:
         # replaced rather than hooked: global hooks never see keyword arguments before the call, and run inside the
         # user's own hooks, so what the caller really passes and gets would be missed
-        original = nn.Module.__call__
+        original, switch = nn.Module.__call__, nn.Module.train
+
+        def train(module: nn.Module, mode: bool = True) -> nn.Module:
+            if module.training != mode:
+                self.switched.add(id(module))
+            return switch(module, mode)
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             return self.call(original, module, args, kwargs)
 
-        nn.Module.__call__ = call  # type: ignore[method-assign]
+        nn.Module.__call__, nn.Module.train = call, train  # type: ignore[method-assign,assignment]
         try:
             yield
         finally:
-            nn.Module.__call__ = original  # type: ignore[method-assign]
+            nn.Module.__call__, nn.Module.train = original, switch  # type: ignore[method-assign]
 
     def known(self, tree: object) -> Iterator[int]:
         """Value ids of the tensors in a tree."""
@@ -191,7 +198,11 @@ class _Recorder:
             for op in self.ops
         )
         calls = tuple(draft.done() for draft in self.drafts)
-        return FlowGraph(ops, tuple(self.values.all), calls, inputs, outputs, held, self.aliases)
+        switched = (
+            path for path, module in self.model.named_modules()
+            if id(module) in self.switched or module.training != self.modes.get(id(module), module.training)
+        )  # fmt: skip
+        return FlowGraph(ops, tuple(self.values.all), calls, inputs, outputs, held, self.aliases, tuple(switched))
 
     # -- modules ------------------------------------------------------------------------------------------------
 

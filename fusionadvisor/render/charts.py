@@ -142,12 +142,16 @@ def samples(arms: Sequence[tuple[str, Timing]]) -> str:
 
 
 def waterfall(attempts: Sequence[Attempt]) -> str:
-    """Return the latency from the original through each kept step as bars, shorter is faster."""
-    kept = [a for a in attempts if a.kept and a.before and a.after]
+    """Return the latency from the original through each kept step as bars, shorter is faster.
+
+    Each step divides what was before it by its own speed-up, so that what drifts between the steps is left out.
+    """
+    kept = [a for a in attempts if a.kept and a.before and a.speedup]
     if not kept or kept[0].before is None:
         return ""
     bars = [("original", kept[0].before.median_ms)]
-    bars += [(a.strategy, a.after.median_ms) for a in kept if a.after]
+    for attempt in kept:
+        bars.append((attempt.strategy, bars[-1][1] / (attempt.speedup.median if attempt.speedup else 1.0)))
     scale, body = (WIDTH - 330) / max(ms for _, ms in bars), []
     for row, (name, ms) in enumerate(bars):
         y = 4 + 28 * row

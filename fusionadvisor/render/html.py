@@ -82,7 +82,7 @@ def _tiles(report: Report) -> list[tuple[str, str]]:
     """The figures at the top, each with what it is."""
     tiles = []
     if both := verdict.arms(report):
-        tiles.append(("before → after", labels.change(both[0].median_ms, both[1].median_ms)))
+        tiles.append(("before → after", labels.change(*both)))
     if report.result:
         low, high = report.result.ci95
         tiles.append(("speed-up, 95 %", f"{labels.ratio(report.result.median)} ({low:.2f}–{high:.2f})"))

@@ -179,6 +179,24 @@ def change(before_ms: float, after_ms: float) -> str:
     return f"{scale.time(before_ms * 1e3).split()[0]} → {scale.time(after_ms * 1e3)}"
 
 
+def paired(attempt: Attempt) -> str:
+    """``462.0 → 278.0 µs``: the median before, and that over the speed-up; empty where nothing was timed.
+
+    The median after is not shown: the speed-up is of pairs, and where the machine drifts, medians say something else.
+    """
+    if attempt.before is None or attempt.speedup is None:
+        return ""
+    return change(attempt.before.median_ms, attempt.before.median_ms / attempt.speedup.median)
+
+
+PAIRED = "After is the median before over the speed-up, which is of pairs: what slows both arms cancels."
+
+
+def bound(report: Report) -> str:
+    """What a saving is: a bound; an estimate where it rests on the times of CPU ops, which vary."""
+    return "estimate" if cpu_times(report) else "bound"
+
+
 def ratio(value: float) -> str:
     """``1.66×``."""
     return f"{value:.2f}×"

@@ -37,7 +37,7 @@ def _verdict(report: Report) -> str:
     if not report.attempts:
         return verdict.of_findings(report)
     both = verdict.arms(report)
-    change = f"{labels.change(both[0].median_ms, both[1].median_ms)}: " if both else ""
+    change = f"{labels.change(*both)}: " if both else ""
     return f"{change}{verdict.of_attempts(report)}"
 
 
@@ -82,7 +82,7 @@ def _findings(report: Report) -> str:
         return ""
     rows = [_finding(report, finding) for finding in ranked[:FINDINGS_SHOWN]]
     more = len(ranked) - FINDINGS_SHOWN
-    shown = table(["", "finding", "where", "could save (bound)", "how"], rows, numbers=(3,))
+    shown = table(["", "finding", "where", f"could save ({labels.bound(report)})", "how"], rows, numbers=(3,))
     return shown + (f"\n\nand {plural(more, 'smaller finding')}" if more > 0 else "")
 
 
@@ -103,7 +103,9 @@ def _finding(report: Report, finding: Finding) -> list[str]:
 def _attempts(report: Report) -> str:
     rows = [_attempt(attempt) for attempt in report.attempts]
     word = f"{labels.kernel_word(report)}s"
-    return table(["strategy", "outcome", word, "error vs eager's", "median", "speed-up (95 %)"], rows, numbers=(3, 5))
+    head = ["strategy", "outcome", word, "error vs eager's", "before → after", "speed-up (95 %)"]
+    shown = table(head, rows, numbers=(3, 5))
+    return f"{shown}\n\n{labels.PAIRED}" if any(map(labels.paired, report.attempts)) else shown
 
 
 def _attempt(attempt: Attempt) -> list[str]:
@@ -114,7 +116,7 @@ def _attempt(attempt: Attempt) -> list[str]:
         f"{outcome}. {escape(attempt.reason)}" if attempt.reason else outcome,
         f"{counts.before} → {counts.after}" if counts else "",
         labels.ratio(check.rmse_ratio) if check and check.rmse_ratio is not None else "",
-        labels.change(attempt.before.median_ms, attempt.after.median_ms) if attempt.before and attempt.after else "",
+        labels.paired(attempt),
         f"{labels.ratio(gain.median)} ({gain.ci95[0]:.2f}–{gain.ci95[1]:.2f})" if gain else "",
     ]
 

@@ -226,7 +226,7 @@ def _findings(sheet: Sheet, report: Report) -> None:
     wide = sheet.width >= WIDE
     common = verdict.common(ranked)
     sheet.gap()
-    title = "could save (bound)"
+    title = f"could save ({labels.bound(report)})"
     room = sheet.width - 2 - len("Findings") - (HOW if wide else 0)
     sheet.add(("Findings", "bold"), (sheet.cell(title, room, right=True), "dim"), ("  how" if wide else "", "dim"))
     for finding in ranked[:FINDINGS_SHOWN]:

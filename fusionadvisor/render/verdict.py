@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from fusionadvisor.catalog import STRATEGIES
 from fusionadvisor.render import labels
-from fusionadvisor.report.model import Finding, Report, Timing
+from fusionadvisor.report.model import Finding, Report
 from fusionadvisor.units import percent, plural
 
 
@@ -97,13 +97,18 @@ def scale(report: Report) -> labels.Scale:
     return labels.Scale.of(max(of_step(report), kernel_us(report)))
 
 
-def arms(report: Report) -> tuple[Timing, Timing] | None:
-    """The first timing before and the last timing after what was kept, else of the last attempt that was timed."""
-    timed = [a for a in report.attempts if a.before and a.after]
-    kept = [a for a in timed if a.kept] or timed[-1:]
-    if not kept or not kept[0].before or not kept[-1].after:
+def arms(report: Report) -> tuple[float, float] | None:
+    """Latency before and after what was kept, else of the last attempt that was timed, in ms.
+
+    After is before over the speed-up, as in :func:`labels.paired`.
+    """
+    timed = [a for a in report.attempts if a.before and a.speedup]
+    kept = [a for a in timed if a.kept]
+    if not timed:
         return None
-    return kept[0].before, kept[-1].after
+    shown = kept[0] if kept else timed[-1]
+    before, gain = report.before or shown.before, report.result if kept else shown.speedup
+    return (before.median_ms, before.median_ms / gain.median) if before and gain else None
 
 
 def of_attempts(report: Report) -> str:

@@ -167,6 +167,9 @@ def _recording(before: Report, after: Report) -> list[str]:
         notes.append(f"Kernel counts do not compare: {reason}.")
     elif a and b and a.basis != b.basis:
         notes.append(f"The first is {a.basis}, the second {b.basis}: counts compare, times do not.")
+    for name, report in (("first", before), ("second", after)):
+        if report.attempts or report.command == "apply":
+            notes.append(f"The {name} is of an apply: it is read as the step profiled before anything was applied.")
     for name, line in (("first", a), ("second", b)):
         if line and line.kernels.total > len(line.kernels.op):
             notes.append(f"The {name} lists {len(line.kernels.op):,} of {line.kernels.total:,} kernels.")

@@ -432,6 +432,9 @@ class Attempt:
     reason: str = ""
     parameters: dict[str, str] = field(default_factory=dict)
     findings: tuple[str, ...] = ()
+    """Findings it was a remedy for, at their modules."""
+    closed: tuple[str, ...] = ()
+    """Findings whose kernels are gone, whether it was their remedy or not."""
     sites: Sites = field(default_factory=Sites)
     kernels: KernelCount | None = None
     verification: Verification | None = None
@@ -468,6 +471,10 @@ class Report:
     attempts: tuple[Attempt, ...] = ()
     result: Speedup | None = None
     """The kept attempts together against the original."""
+    before: Timing | None = None
+    """The original, measured in pairs with the kept attempts together; ``result`` is of these pairs."""
+    after: Timing | None = None
+    """The kept attempts together. Its median drifts with the machine: the original's over ``result`` does not."""
     passed: tuple[Passed, ...] = ()
     not_applicable: tuple[NotApplicable, ...] = ()
     warnings: tuple[Warning, ...] = ()

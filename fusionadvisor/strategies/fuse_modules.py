@@ -30,11 +30,12 @@ class FuseModules(Strategy):
     CPU, so there nothing is claimed for it.
 
     ## When it refuses
-    The batch norm is in training mode or has no running statistics; the output of the layer is also read elsewhere,
-    returned or kept; layer or batch norm is called more than once, is registered twice or shares its memory; its
-    weight is read elsewhere; it has a hook, a parametrization, a forward of its own, or is quantised; a linear layer
-    feeds a batch norm that normalises another dimension; the layer after the batch norm pads its input; another path
-    through the source might use either of them alone. The folded model cannot go back to training mode.
+    The batch norm is in training mode, is switched to it by forward, or has no running statistics; the output of the
+    layer is also read elsewhere, returned or kept; layer or batch norm is called more than once, is registered twice
+    or shares its memory; its weight is read elsewhere; it has a hook, a parametrization, a forward of its own, or is
+    quantised; a linear layer feeds a batch norm that normalises another dimension; the layer after the batch norm pads
+    its input; another path through the source might use either of them alone. The folded model cannot go back to
+    training mode.
 
     ## Example
     ```
@@ -190,6 +191,8 @@ class _Survey:
         if reason := _structure(self.model, pair, self.sharing):
             return reason, self._line(pair.second)
         for graph in self.graphs:
+            if pair.norm in graph.switched:
+                return f"forward switches {pair.norm} to training mode while it runs", self._line(pair.second)
             reason, op = self._flow(graph, pair)
             if reason:
                 return reason, _source(op) or self._line(pair.second)

@@ -44,7 +44,7 @@ def groups(model: nn.Module, graphs: tuple[FlowGraph, ...], code: source.Code, p
     own = [path for path in paths if source.owner(model, path)[0] == owner_path]
     if len(own) < 2 or not _always_the_same(owner, code) or hook(owner, owner_path):
         return
-    own = [path for path in own if all(_only_added(graph, owner_path, path) for graph in graphs)]
+    own = [path for path in own if all(path not in g.switched and _only_added(g, owner_path, path) for g in graphs)]
     try:
         graph = leaves.trace(copy.deepcopy(owner), {})
     except leaves.FAILURES:

@@ -1,3 +1,4 @@
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -5,7 +6,12 @@ import torch
 from torch import nn
 
 from fusionadvisor import strategies
-from fusionadvisor.evaluate.search import attempt
+from fusionadvisor.evaluate import trial
+from fusionadvisor.evaluate.search import Trying, attempt
+from fusionadvisor.evaluate.trial import Job
+from fusionadvisor.evaluate.worker import Limits
+from fusionadvisor.recipe import Step
+from fusionadvisor.report.model import Attempt
 from fusionadvisor.strategies import folding
 from fusionadvisor.workload.program import build
 from fusionadvisor.workload.resolve import resolve
@@ -53,3 +59,49 @@ def test_strategies_are_named_and_configured() -> None:
     assert graph.parameters() == {"static_outputs": "True"}
     with pytest.raises(InputError, match="static_outputs is no bool"):
         strategies.get("cudagraph", {"static_outputs": "maybe"})
+
+
+NOT_A_NUMBER = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.bn = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+
+    def forward(self, x):
+        return torch.relu(self.bn(self.conv(x))) * float("nan")
+
+def build_model():
+    return Model()
+
+def example_inputs():
+    return torch.randn(2, 3, 8, 8)
+"""
+
+
+def test_what_cannot_be_verified_is_refused_and_not_saved(tmp_path: Path) -> None:
+    file = tmp_path / "nan.py"
+    file.write_text(NOT_A_NUMBER)
+    workload = resolve(str(file), device="cpu")
+    program = build(workload)
+    outcome = attempt(workload, ["fuse_modules"], program=program, budget_s=0, save=tmp_path / "out")
+    (made,) = outcome.attempts
+    assert (made.outcome, made.kept) == ("refused", False)
+    assert made.reason == "The outputs hold no number to compare, so nothing can be verified."
+    assert (made.speedup, outcome.result, outcome.steps, outcome.files) == (None, None, (), ())
+    assert not (tmp_path / "out").exists()
+    whole = trial.perform(Job(workload, (Step("fuse_modules"),)), program, lambda _: None)
+    assert whole.speedup is None
+
+
+def test_a_recipe_that_cannot_be_verified_does_not_stay(tmp_path: Path) -> None:
+    file = tmp_path / "nan.py"
+    file.write_text(NOT_A_NUMBER)
+    workload = resolve(str(file), device="cpu")
+    trying = Trying(workload, Limits(), 0.0, lambda _: None, build(workload), steps=[Step("fuse_modules")])
+    outcome = trying.outcome([Attempt("fuse_modules", "faster", kept=True)], [], tmp_path / "out")
+    assert outcome.files == ()
+    assert not list((tmp_path / "out").iterdir())
+    assert any(w.code == "W-recipe" and "no number to compare" in w.message for w in outcome.warnings)

@@ -1,3 +1,4 @@
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -5,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fusionadvisor.evaluate.verify import verify
+from fusionadvisor.evaluate.verify import Trained, verify
 from fusionadvisor.report.model import Verification
 from fusionadvisor.strategies.base import Call
 
@@ -75,6 +76,34 @@ def test_the_same_infinities_agree_and_opposite_ones_do_not() -> None:
 def test_outputs_without_a_number_are_not_called_agreeing() -> None:
     assert judged(lambda x: x * torch.nan, lambda x: x * torch.nan).verdict == "unchecked"
     assert judged(lambda x: None, lambda x: None).verdict == "unchecked"
+    assert judged(lambda x: {}, lambda x: {}).verdict == "unchecked"
+    assert judged(lambda x: math.nan, lambda x: math.nan).verdict == "unchecked"
+    assert judged(lambda x: x * complex("nan"), lambda x: x * complex("nan")).verdict == "unchecked"
+    assert judged(lambda x: x * complex("inf"), lambda x: x * complex("inf")).verdict == "unchecked"
+
+
+def test_what_is_computed_from_nan_is_no_evidence() -> None:
+    def index(x: Tensor) -> Any:
+        return x * torch.nan, (x * torch.nan).argmax()
+
+    assert judged(index, index).verdict == "unchecked"
+    assert judged(lambda x: x.argmax(), lambda x: x.argmax()).verdict == "agrees"
+
+
+def test_only_input_sets_that_give_a_number_count() -> None:
+    def root(x: Tensor) -> Tensor:
+        return x.sqrt()
+
+    found = judged(root, root, torch.tensor([-1.5]), count=4)
+    assert (found.verdict, found.inputs) == ("agrees", 2)
+
+
+def test_a_loss_of_nan_verifies_no_training() -> None:
+    def step(loss: float) -> Any:
+        return lambda x: Trained(output=torch.tensor(loss), parameters={"w": x}, buffers={"mean": x})
+
+    assert judged(step(math.nan), step(math.nan)).verdict == "unchecked"
+    assert judged(step(1.0), step(1.0)).verdict == "agrees"
 
 
 def test_rounding_no_worse_than_the_originals_own_agrees() -> None:

@@ -683,3 +683,25 @@ def test_recording_inference_does_not_load_the_compiler() -> None:
         "assert 'torch._dynamo' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+
+
+def test_modules_that_the_run_switches_are_named_and_put_back() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = nn.Sequential(nn.Dropout(), nn.Identity())
+            self.flag, self.other = nn.Dropout(), nn.Dropout()
+
+        def forward(self, x: torch.Tensor) -> Any:
+            self.part.train()
+            self.part.eval()
+            self.flag.training = True
+            self.other.eval()
+            return self.other(self.flag(self.part(x)))
+
+    model = Model().eval()
+    train = nn.Module.train
+    graph = recorded(model, torch.ones(3))
+    assert graph.switched == ("part", "part.0", "part.1", "flag")
+    assert not any(module.training for module in model.modules())
+    assert nn.Module.train is train

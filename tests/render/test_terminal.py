@@ -9,9 +9,9 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from fusionadvisor.render import html, markdown, terminal
+from fusionadvisor.render import html, labels, markdown, terminal
 from fusionadvisor.render.terminal import compose, next_commands, render
-from fusionadvisor.report.model import NearMiss, Passed, Report
+from fusionadvisor.report.model import Attempt, NearMiss, Passed, Report, Speedup, Timing
 from tests.render.samples import ALL, APPLY, CHAIN, CPU_PROFILE, FOLD, PREDICTED, PROFILE, TRACE, bound
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
@@ -184,3 +184,36 @@ def test_near_misses_that_say_the_same_are_one() -> None:
     assert lines[first] == "Nearly    FA101 conv0 → bn0 is not folded: its result is read by add × 19"
     assert lines[first + 1] == "          FA102 ma: a stays outside"
     assert lines[first + 4].strip() == "and 3 more"
+
+
+def test_after_is_before_over_the_speed_up_of_pairs_everywhere() -> None:
+    drifted = Attempt(
+        "fuse_modules", "faster", kept=True, before=Timing(10.1, (10, 10.2)), after=Timing(8.3, (8, 9)),
+        speedup=Speedup(1.07, (1.05, 1.12), (0.98, 1.02)),
+    )  # fmt: skip
+    report = replace(
+        APPLY, attempts=(drifted,), result=Speedup(1.07, (1.05, 1.12), (0.98, 1.02)), before=drifted.before
+    )
+    for shown in (text(report), markdown.compose(report), html.compose(report)):
+        assert "10.1 → 9.4 ms" in shown  # 10.1 / 1.07 = 9.44
+        assert "8.3 ms" not in shown.split("Every sample")[0]
+        assert labels.PAIRED in shown
+
+
+def test_the_whole_is_what_was_measured_together() -> None:
+    report = replace(APPLY, before=Timing(0.5, (0.5, 0.5)), result=Speedup(2.0, (1.9, 2.1), (0.99, 1.01)))
+    assert "500.0 → 250.0 µs   2.00× faster" in text(report)
+    assert "measured 250.0 µs: more, as the rest of the step got shorter too)" in " ".join(text(report).split())
+
+
+def test_findings_say_what_closed_what_was_in_vain_and_that_cpu_times_vary() -> None:
+    report = replace(
+        CPU_PROFILE, command="apply", before=Timing(10.0, (10, 10)), result=Speedup(1.25, (1.2, 1.3), (0.99, 1.01)),
+        attempts=(replace(APPLY.attempts[1], findings=("FA103#1",), closed=("FA101#1",)),),
+        findings=(*APPLY.findings, replace(APPLY.findings[0], id="FA101#2")),
+    )  # fmt: skip
+    said = " ".join(text(report).split())
+    assert "closed: FA101 (1 of 2) (estimate 0.09–0.11 ms, measured 2.0 ms: more, as CPU times vary)" in said
+    assert "addressed, no fewer ops: FA103" in said
+    assert "still open: FA102, FA101 (1 of 2)" in said
+    assert "could save (estimate)" in text(CPU_PROFILE)

@@ -435,3 +435,23 @@ def test_recheck_refuses_a_model_that_is_built_differently() -> None:
     assert "built differently" in fuse.recheck(other, plan)
     assert "training mode" in fuse.recheck(Block(), plan)
     assert "not in this model" in fuse.recheck(nn.Sequential().eval(), plan)
+
+
+class Switching(nn.Module):
+    """Puts a part of itself into training mode while it runs, and perhaps back."""
+
+    def __init__(self, back: bool) -> None:
+        super().__init__()
+        self.conv, self.b, self.back = nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), back
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.b.train()
+        y: Tensor = self.b(self.conv(x))
+        if self.back:
+            self.b.eval()
+        return y
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_a_norm_that_forward_puts_into_training_mode_stays(back: bool) -> None:
+    refuses(Switching(back), "forward switches b to training mode while it runs")

@@ -1,0 +1,117 @@
+"""Which findings an attempt addressed, and which it closed: those whose kernels are gone from the step."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from fusionadvisor.report.model import Attempt, Finding, KernelTable
+
+_LAYERS = ("gemm", "conv")
+"""Beside other kinds, what the others merge into: it stays."""
+_MOVES = ("copy", "cast", "layout")
+"""Where a finding holds nothing else, nothing of it has to stay."""
+
+
+def credited(attempts: Sequence[Attempt], findings: Sequence[Finding], table: KernelTable) -> tuple[Attempt, ...]:
+    """Name for each attempt the findings it addressed and those it closed, whichever strategy it was.
+
+    A finding is addressed where the strategy is its remedy and changed one of its modules. It is closed where as many
+    of its kernels are gone, by the names of their ops, as would go if each place became one kernel; and, where it is
+    not about kernels too many, as soon as it is addressed. Each op that went counts once, for addressed findings
+    first; and no more can be closed than there are kernels less, as ops under new names are no gain.
+    """
+    rows = {found.id: _rows(found, table) for found in findings}
+    gone: set[int] = set()
+    done: set[str] = set()
+    made = []
+    for attempt in attempts:
+        addressed = [found for found in findings if _addressed(attempt, found)]
+        others = [found for found in findings if found not in addressed and _reaches(attempt, found)]
+        step = _Step(attempt, table, set(gone))
+        closed = {found.id for found in (*addressed, *others) if step.closes(rows[found.id], found in addressed)} - done
+        if attempt.kept:
+            gone = step.gone
+            done |= closed
+        made.append(
+            replace(
+                attempt,
+                findings=tuple(found.id for found in addressed),
+                closed=tuple(found.id for found in findings if found.id in closed),
+            )
+        )
+    return tuple(made)
+
+
+class _Step:
+    """The ops that went in one attempt, handed out to the kernels that ran them."""
+
+    def __init__(self, attempt: Attempt, table: KernelTable, gone: set[int]) -> None:
+        counts = attempt.kernels
+        self.table = table
+        self.gone = gone
+        self.left = Counter(dict(counts.gone)) if counts else Counter[str]()
+        for op, count in counts.added if counts else ():
+            # the same op in place, or no longer in place, is still there
+            self.left[op.removesuffix("_") if op.endswith("_") else f"{op}_"] -= count
+        self.room = counts.before - counts.after if counts else 0
+
+    def closes(self, rows: "_Rows", addressed: bool) -> bool:
+        """Take what of a finding's kernels went; say whether that closes it."""
+        if not rows.needed:
+            return addressed
+        before = len(self.gone.intersection(rows.ops))
+        took = [row for row in rows.ops if row not in self.gone and self._take(self.table.op[row])]
+        fewer = rows.needed - before
+        if len(took) < fewer or fewer > self.room:
+            if addressed:
+                self.gone.update(took)
+            else:
+                self.left.update(self.table.op[row] for row in took)
+            return False
+        self.gone.update(took)
+        self.room -= max(fewer, 0)
+        return True
+
+    def _take(self, op: str) -> bool:
+        if self.left[op] <= 0:
+            return False
+        self.left[op] -= 1
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """A finding's kernels of one step that could go, and how many of them do; none where it is not about that."""
+
+    ops: tuple[int, ...] = ()
+    needed: int = 0
+
+
+def _rows(found: Finding, table: KernelTable) -> _Rows:
+    listed = [row for row in dict.fromkeys(found.kernels) if row < len(table.op) and row < len(table.kind)]
+    if not listed or len(listed) < len(set(found.kernels)):
+        return _Rows()
+    if table.step:
+        listed = [row for row in listed if table.step[row] == table.step[listed[0]]]
+    light = [row for row in listed if table.kind[row] not in _LAYERS]
+    if light and (len(light) < len(listed) or all(table.kind[row] in _MOVES for row in light)):
+        return _Rows(tuple(light), len(light))
+    return _Rows(tuple(listed), max(0, len(listed) - found.instances))
+
+
+def _addressed(attempt: Attempt, found: Finding) -> bool:
+    touched = set(attempt.sites.modules)
+    there = not touched or not touched.isdisjoint(found.modules)
+    return attempt.strategy in found.remedies and attempt.sites.applied > 0 and there
+
+
+def _reaches(attempt: Attempt, found: Finding) -> bool:
+    """Whether what was changed and what the finding is at lie within each other."""
+    places = found.modules or (found.module,)
+    return not attempt.sites.modules or any(
+        _within(place, site) or _within(site, place) for place in places for site in attempt.sites.modules
+    )
+
+
+def _within(path: str, parent: str) -> bool:
+    return not parent or path == parent or path.startswith(f"{parent}.")

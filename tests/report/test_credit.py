@@ -1,0 +1,78 @@
+"""Which findings an attempt closed, on steps written out by hand."""
+
+from dataclasses import replace
+
+from fusionadvisor.report.credit import credited
+from fusionadvisor.report.model import Attempt, Finding, KernelCount, KernelTable, Range, Saving, Sites
+
+NOTHING = Saving(Range(0, None, 0), Range(0, None, 0))
+OPS = [("conv", "conv"), ("bn", "norm"), ("add", "elementwise"), ("relu", "elementwise")] * 2
+TABLE = KernelTable(
+    total=16, index=tuple(range(16)), op=tuple(op for op, _ in OPS * 2), kind=tuple(kind for _, kind in OPS * 2),
+    step=(0,) * 8 + (1,) * 8,
+)  # fmt: skip
+"""Two steps of two blocks: conv, bn, add, relu."""
+
+
+def found(rule: str, *rows: int, instances: int = 2, remedies: tuple[str, ...] = (), at: str = "b") -> Finding:
+    kernels = tuple(row + 8 * step for row in rows for step in (0, 1))
+    return Finding(rule, rule, rule, at, NOTHING, modules=(at,), instances=instances, kernels=kernels,
+                   remedies=remedies)  # fmt: skip
+
+
+FOLD = found("FA101", 0, 1, 4, 5, remedies=("fuse_modules",))
+EPILOGUE = found("FA102", 0, 3, 4, 7, remedies=("compile",))
+CHAIN = found("FA103", 2, 3, 6, 7, remedies=("torchscript", "compile"))
+IN_PLACE = found("FA401", 3, 7, remedies=("inplace",))
+ALL = (FOLD, EPILOGUE, CHAIN, IN_PLACE)
+
+
+def tried(strategy: str, after: int, *, before: int = 8, kept: bool = True, modules: tuple[str, ...] = (),
+          added: dict[str, int] | None = None, **gone: int) -> Attempt:  # fmt: skip
+    counts = KernelCount(before, after, tuple(gone.items()), tuple((added or {}).items()))
+    return Attempt(strategy, "faster", kept, kernels=counts, sites=Sites(1, 1, modules=modules))
+
+
+def closed(*attempts: Attempt, findings: tuple[Finding, ...] = ALL) -> list[tuple[str, ...]]:
+    return [made.closed for made in credited(attempts, findings, TABLE)]
+
+
+def test_a_norm_that_torchscript_folds_is_closed_and_the_chain_it_leaves_is_not() -> None:
+    (made,) = credited([tried("torchscript", 6, bn=2)], ALL, TABLE)
+    assert made.closed == ("FA101",)
+    assert made.findings == ("FA103",)
+
+
+def test_half_of_the_places_close_nothing_until_another_attempt_brings_the_rest() -> None:
+    first, second = tried("fuse_modules", 7, bn=1), tried("torchscript", 6, before=7, bn=1)
+    assert closed(first, second) == [(), ("FA101",)]
+    assert closed(replace(first, kept=False), second) == [(), ()]
+
+
+def test_a_place_becomes_one_kernel_whatever_it_is_called() -> None:
+    assert closed(tried("compile", 6, added={"fused": 2}, add=2, relu=2)) == [("FA102", "FA103")]
+
+
+def test_ops_under_new_names_close_nothing() -> None:
+    assert closed(tried("cudagraph", 8, added={"bn_kernel": 2, "conv_kernel": 2}, bn=2, conv=2)) == [()]
+    fold = tried("fuse_modules", 6, added={"relu_": 2}, bn=2, relu=2)
+    assert closed(fold) == [("FA101",)]
+
+
+def test_what_is_not_about_kernels_too_many_is_closed_by_its_remedy() -> None:
+    assert closed(tried("inplace", 8, added={"relu_": 2}, relu=2)) == [("FA401",)]
+
+
+def test_ops_that_went_elsewhere_close_nothing() -> None:
+    assert closed(tried("other", 6, modules=("a.bn",), bn=2)) == [()]
+    assert closed(tried("other", 6, modules=("b.bn",), bn=2)) == [("FA101",)]
+
+
+def test_each_op_that_went_counts_once() -> None:
+    twin = found("FA1", 0, 1, instances=1), found("FA2", 4, 5, instances=1, remedies=("fuse_modules",))
+    assert closed(tried("fuse_modules", 7, bn=1), findings=twin) == [("FA2",)]
+
+
+def test_a_kernel_that_two_findings_share_is_gone_for_both() -> None:
+    pair = found("FA101", 0, 1, instances=1), found("FA103", 1, 2, instances=1)
+    assert closed(tried("fuse_modules", 7, bn=1), findings=pair) == [("FA101", "FA103")]
