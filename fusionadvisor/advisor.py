@@ -20,6 +20,7 @@ from fusionadvisor.report.model import (
 )
 
 if TYPE_CHECKING:
+    from fusionadvisor.analysis.facts import Facts
     from fusionadvisor.trace.timeline import Timeline
 
 Progress = Callable[[str], None]
@@ -47,11 +48,8 @@ def analyze(source: str | Path | Sequence[str | Path], *, progress: Progress | N
     """
     from fusionadvisor import trace
     from fusionadvisor.analysis.facts import Facts
-    from fusionadvisor.analysis.summary import summarise
-    from fusionadvisor.rules.engine import run
 
     say = progress or _silent
-    tool, created, command = _started("analyze")
     say("reading the trace")
     ranks: tuple[RankSummary, ...] = ()
     warnings: tuple[Warning, ...] = ()
@@ -60,15 +58,25 @@ def analyze(source: str | Path | Sequence[str | Path], *, progress: Progress | N
     else:
         timeline, ranks, warnings = _of_job(source)
     say("looking for unfused runs")
-    advice = run(Facts(timeline))
+    report = _advised("analyze", Facts(timeline), _recorded_on(timeline), warnings)
+    return replace(
+        report, source=str(source) if isinstance(source, str | Path) else f"{len(source)} files", ranks=ranks
+    )
+
+
+def _advised(command: str, facts: "Facts", environment: Environment, warnings: tuple[Warning, ...]) -> Report:
+    """What the rules say of a timeline, as a report."""
+    from fusionadvisor.analysis.summary import summarise
+    from fusionadvisor.rules.engine import run
+
+    tool, created, command = _started(command)
+    advice = run(facts)
     return Report(
         tool=tool,
         created=created,
         command=command,
-        environment=_recorded_on(timeline),
-        source=str(source) if isinstance(source, str | Path) else f"{len(source)} files",
-        timeline=summarise(timeline, advice.group_of_kernel, advice.bytes_of_kernel),
-        ranks=ranks,
+        environment=environment,
+        timeline=summarise(facts.timeline, advice.group_of_kernel, advice.bytes_of_kernel),
         fusion=advice.fusion,
         findings=advice.findings,
         near_misses=advice.near_misses,
@@ -187,77 +195,47 @@ def predict_workload(workload: Workload, gpu: str, *, progress: Progress | None 
         InputError: If the GPU is not known, or the model cannot be run without its weights.
     """
     from fusionadvisor.analysis.facts import Facts
-    from fusionadvisor.analysis.summary import summarise
     from fusionadvisor.capture.environment import probe
     from fusionadvisor.capture.predict import predict
-    from fusionadvisor.rules.engine import run
 
     say = progress or _silent
-    tool, created, command = _started("profile")
     say(f"predicting the kernels for {gpu}")
     predicted = predict(workload, gpu)
     say("looking for unfused runs")
-    advice = run(Facts(predicted.timeline, predicted.flow))
-    return Report(
-        tool=tool,
-        created=created,
-        command=command,
-        environment=probe(),
+    report = _advised("profile", Facts(predicted.timeline, predicted.flow), probe(), predicted.warnings)
+    return replace(
+        report,
         workload=replace(workload, inputs=predicted.inputs),
         source=workload.target,
-        timeline=summarise(predicted.timeline, advice.group_of_kernel, advice.bytes_of_kernel),
         predicted=Prediction(
             gpu=predicted.timeline.devices[0].name or gpu,
             kernels=len(predicted.timeline.kernels),
-            groups=advice.fusion.groups,
+            groups=report.fusion.groups,
             bytes=predicted.bytes,
-            unfused_bytes=advice.fusion.unfused_bytes,
-            syncs=advice.fusion.syncs,
+            unfused_bytes=report.fusion.unfused_bytes,
+            syncs=report.fusion.syncs,
             kernel_us=predicted.kernel_us,
             uncalibrated_share=predicted.uncalibrated_share,
         ),
-        fusion=advice.fusion,
-        findings=advice.findings,
-        near_misses=advice.near_misses,
-        passed=advice.passed,
-        not_applicable=advice.not_applicable,
-        warnings=(*predicted.warnings, *advice.warnings),
     )
 
 
 def profile_workload(workload: Workload, *, steps: int | None = None, progress: Progress | None = None) -> Report:
     """Profile a resolved workload; see :func:`profile`."""
     from fusionadvisor.analysis.facts import Facts
-    from fusionadvisor.analysis.summary import summarise
     from fusionadvisor.capture.environment import probe
     from fusionadvisor.capture.live import capture
-    from fusionadvisor.rules.engine import run
     from fusionadvisor.workload.program import build
 
     say = progress or _silent
-    tool, created, command = _started("profile")
     program = build(workload)
     say("profiling")
     captured = capture(program, steps=steps)
     say("looking for unfused runs")
     latency_us = captured.latency.median_ms * 1e3
-    advice = run(Facts(captured.timeline, captured.flow, latency_us=latency_us, hooked=captured.hooked))
-    return Report(
-        tool=tool,
-        created=created,
-        command=command,
-        environment=probe(),
-        workload=program.workload,
-        source=workload.target,
-        timeline=summarise(captured.timeline, advice.group_of_kernel, advice.bytes_of_kernel),
-        latency=captured.latency,
-        fusion=advice.fusion,
-        findings=advice.findings,
-        near_misses=advice.near_misses,
-        passed=advice.passed,
-        not_applicable=advice.not_applicable,
-        warnings=(*captured.warnings, *advice.warnings),
-    )
+    facts = Facts(captured.timeline, captured.flow, latency_us=latency_us, hooked=captured.hooked)
+    report = _advised("profile", facts, probe(), captured.warnings)
+    return replace(report, workload=program.workload, source=workload.target, latency=captured.latency)
 
 
 def run_script(
@@ -289,36 +267,19 @@ def run_script(
         EnvironmentUnfitError: If the profiler records nothing here.
     """
     from fusionadvisor.analysis.facts import Facts
-    from fusionadvisor.analysis.summary import summarise
     from fusionadvisor.capture.environment import probe
     from fusionadvisor.capture.script import watch_script
-    from fusionadvisor.rules.engine import run
 
     say = progress or _silent
-    tool, created, command = _started("run")
     say("running the script")
     watched = watch_script(
         Path(script), arguments, skip=skip, steps=steps, stop=stop, trace=Path(trace) if trace else None
     )
     say("looking for unfused runs")
     latency_us = watched.latency.median_ms * 1e3 if watched.latency else None
-    advice = run(Facts(watched.timeline, watched.flow, latency_us=latency_us))
-    report = Report(
-        tool=tool,
-        created=created,
-        command=command,
-        environment=probe(),
-        workload=watched.workload,
-        source=str(script),
-        timeline=summarise(watched.timeline, advice.group_of_kernel, advice.bytes_of_kernel),
-        latency=watched.latency,
-        fusion=advice.fusion,
-        findings=advice.findings,
-        near_misses=advice.near_misses,
-        passed=advice.passed,
-        not_applicable=advice.not_applicable,
-        warnings=(*watched.warnings, *advice.warnings),
-    )
+    facts = Facts(watched.timeline, watched.flow, latency_us=latency_us)
+    report = _advised("run", facts, probe(), watched.warnings)
+    report = replace(report, workload=watched.workload, source=str(script), latency=watched.latency)
     return report, watched.exit_code
 
 
