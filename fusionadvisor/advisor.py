@@ -48,12 +48,13 @@ def analyze(source: str | Path | Sequence[str | Path], *, progress: Progress | N
     """
     from fusionadvisor import trace
     from fusionadvisor.analysis.facts import Facts
+    from fusionadvisor.trace.ranks import several
 
     say = progress or _silent
     say("reading the trace")
     ranks: tuple[RankSummary, ...] = ()
     warnings: tuple[Warning, ...] = ()
-    if isinstance(source, str | Path) and not _several(source):
+    if isinstance(source, str | Path) and not several(source):
         timeline = trace.load(source)
     else:
         timeline, ranks, warnings = _of_job(source)
@@ -84,12 +85,6 @@ def _advised(command: str, facts: "Facts", environment: Environment, warnings: t
         not_applicable=advice.not_applicable,
         warnings=(*warnings, *advice.warnings),
     )
-
-
-def _several(source: str | Path) -> bool:
-    from fusionadvisor.trace.ranks import several
-
-    return several(source)
 
 
 def _of_job(
