@@ -85,6 +85,11 @@ def run(argv: Sequence[str] | None = None) -> int:
             code = _command(arguments)
         finally:
             write("")  # what the parser printed by itself
+    except SystemExit as ended:
+        if not isinstance(ended.__context__, BrokenPipeError):
+            raise
+        silence()  # the parser found nobody reading its help, and gave up with a code of its own
+        return 0
     except Exception as error:
         if debug:
             raise

@@ -263,6 +263,15 @@ def saving(finding: Finding, scale: Scale) -> str:
     return "unknown" if finding.rule == LAUNCH_BOUND else "no time"
 
 
+def could_save(finding: Finding, report: Report, scale: Scale) -> str:
+    """The same as a clause: ``could save 90–111 µs (bound)``, ``saves no time``."""
+    if finding.saving.step_us.high > 0:
+        return f"could save {saving(finding, scale)} ({bound(report)})"
+    if finding.overlaps:
+        return overlap(finding)
+    return "what it could save is unknown" if finding.rule == LAUNCH_BOUND else "saves no time"
+
+
 def near_misses(missed: Sequence[NearMiss]) -> list[tuple[NearMiss, int]]:
     """The first near miss of each rule and reason, and how many there are; layer numbers make no other reason."""
     found: dict[tuple[str, str], list[NearMiss]] = {}

@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from fusionadvisor.render import labels
+from fusionadvisor.render import labels, verdict
 from fusionadvisor.render.text import clean
-from fusionadvisor.report.model import Finding, KernelTable, Report
-from fusionadvisor.units import range_us
+from fusionadvisor.report.model import KernelTable, Report
 
 MARK = '{"otherData": {"writtenBy": "fusion-advisor"'
 """How the file begins, by which it is known as this tool's own."""
@@ -50,7 +49,7 @@ def _device(report: Report, table: KernelTable, device: int) -> Iterator[dict[st
     yield _name("process_name", device, 0, f"{what} {device} {clean(names.get(device) or '')}".rstrip())
     yield from _track(device, STEPS, "steps", _steps(table, rows))
     yield from _track(device, GROUPS, "groups that could be one kernel", _groups(table, rows))
-    yield from _track(device, FINDINGS, "findings", _findings(report.findings, table, device))
+    yield from _track(device, FINDINGS, "findings", _findings(report, table, device))
     for number, stream in enumerate(sorted({table.stream[row] for row in rows})):
         own = [row for row in rows if table.stream[row] == stream]
         yield from _track(device, STREAMS + LANES * number, f"stream {stream}", _kernels(table, own))
@@ -125,14 +124,13 @@ def _groups(table: KernelTable, rows: list[int]) -> Iterator[Slice]:
         yield Slice(ops, *_interval(table, own), args)
 
 
-def _findings(findings: Iterable[Finding], table: KernelTable, device: int) -> Iterator[Slice]:
+def _findings(report: Report, table: KernelTable, device: int) -> Iterator[Slice]:
     """A finding is shown over each unbroken run of its kernels."""
-    row_of = {index: row for row, index in enumerate(table.index)}
-    for finding in findings:
+    scale, row_of = verdict.scale(report), {index: row for row, index in enumerate(table.index)}
+    for finding in report.findings:
         rows = sorted(row_of[k] for k in set(finding.kernels) if k in row_of and table.device[row_of[k]] == device)
-        step = finding.saving.step_us
         args = {
-            "id": finding.id, "could save in a step (bound)": range_us(step.low, step.high),
+            "id": finding.id, f"could save in a step ({labels.bound(report)})": labels.saving(finding, scale),
             "remedies": ", ".join(finding.remedies), "source": labels.source(finding.source),
         }  # fmt: skip
         for run in _runs(rows, table):

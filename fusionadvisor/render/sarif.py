@@ -13,11 +13,11 @@ from urllib.parse import quote
 
 from fusionadvisor import catalog
 from fusionadvisor.errors import InputError
-from fusionadvisor.render import labels
+from fusionadvisor.render import labels, verdict
 from fusionadvisor.render.text import cleaned
 from fusionadvisor.report.model import Finding, Report, Source
 from fusionadvisor.report.step import Place, source_of
-from fusionadvisor.units import plural, range_us
+from fusionadvisor.units import plural
 
 MARK = '{"properties": {"writtenBy": "fusion-advisor"}'
 """How the file begins, by which it is known as this tool's own."""
@@ -91,20 +91,17 @@ def _result(finding: Finding, index: int, report: Report, folders: Folders) -> d
         "ruleId": finding.rule,
         "ruleIndex": index,
         "level": "note" if finding.footnote else "warning",
-        "message": {"text": _message(finding)},
+        "message": {"text": _message(finding, report)},
         "locations": [_location(finding.source, modules[0], report, folders)],
         **({"relatedLocations": [{"id": i, **place} for i, place in enumerate(related)]} if related else {}),
         "partialFingerprints": {"fusionAdvisor/v1": _fingerprint(finding)},
     }
 
 
-def _message(finding: Finding) -> str:
-    step = finding.saving.step_us
+def _message(finding: Finding, report: Report) -> str:
     parts = [f"{finding.title} {labels.counted(finding)}".rstrip()]
     parts += [f"at {labels.where(finding)}"] if labels.where(finding) else []
-    saving = f"could save {range_us(step.low, step.high)} (bound)"
-    if finding.overlaps:
-        saving = "shares kernels with another finding, whose saving holds theirs"
+    saving = labels.could_save(finding, report, verdict.scale(report))
     how = f" Remedies: {', '.join(finding.remedies)}." if finding.remedies else ""
     # a message's text may hold links, [text](target); names must not become any (SARIF 2.1.0, 3.11.6)
     return re.sub(r"([\\\[\]])", r"\\\1", f"{' '.join(parts)}: {saving}.{how}")

@@ -297,6 +297,18 @@ def test_closed_streams_are_no_internal_error(arguments: str, code: int, said: s
     assert "internal error" not in done.stderr
 
 
+@pytest.mark.parametrize("arguments", ["--help", "--version", "profile --help", "list rules", "explain FA101"])
+def test_a_reader_that_went_away_is_no_error(arguments: str) -> None:
+    there, here = os.pipe()
+    os.close(there)
+    done = subprocess.run(
+        [sys.executable, "-m", "fusionadvisor", *arguments.split()], stdout=here, stderr=subprocess.PIPE, text=True,
+        cwd=ROOT, check=False,
+    )  # fmt: skip
+    os.close(here)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_paths_can_be_read_where_the_locale_has_no_letters_for_them(tmp_path: Path) -> None:
     env = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(

@@ -1,15 +1,16 @@
 """How figures and places read."""
 
+import re
 from dataclasses import replace
 
 import pytest
 
-from fusionadvisor.render import labels
+from fusionadvisor.render import html, labels, markdown, perfetto, sarif, terminal
 from fusionadvisor.render.labels import Scale
 from fusionadvisor.render.text import Sheet, clean
-from fusionadvisor.report.model import KernelTable, Timing
+from fusionadvisor.report.model import KernelTable, Report, Timing
 from fusionadvisor.trace.kinds import KINDS
-from tests.render.samples import FOLD, bound
+from tests.render.samples import CPU_PROFILE, EPILOGUE, FOLD, PROFILE, bound
 
 
 @pytest.mark.parametrize(
@@ -95,3 +96,28 @@ def test_long_words_are_not_lost() -> None:
 
 def test_every_kind_has_a_name() -> None:
     assert set(KINDS) == set(labels.KINDS)
+
+
+@pytest.mark.parametrize(
+    ("report", "word", "other"), [(PROFILE, "bound", "estimate"), (CPU_PROFILE, "estimate", "bound")]
+)
+def test_every_form_calls_a_saving_the_same(report: Report, word: str, other: str) -> None:
+    forms = {
+        "terminal": "".join(f"{line.plain}\n" for line in terminal.compose(report, 100).lines),
+        "markdown": markdown.compose(report),
+        "html": html.compose(report),
+        "sarif": sarif.compose(report, sarif.Folders("/home/someone", "/home/someone")),
+        "perfetto": perfetto.compose(report),
+    }
+    for form, text in forms.items():
+        assert re.search(rf"(?<![-\w]){word}s?\b", text), form
+        assert not re.search(rf"(?<![-\w]){other}s?\b", text), form
+
+
+def test_a_saving_is_a_clause_of_its_own_where_there_is_no_table() -> None:
+    scale = Scale.of(462)
+    assert labels.could_save(FOLD, PROFILE, scale) == "could save 90–111 µs (bound)"
+    assert labels.could_save(EPILOGUE, PROFILE, scale) == "shares kernels with FA103#1: each is counted once"
+    assert labels.could_save(replace(FOLD, saving=bound(0, 0)), PROFILE, scale) == "saves no time"
+    launch = replace(FOLD, rule="FA301", saving=bound(0, 0))
+    assert labels.could_save(launch, PROFILE, scale) == "what it could save is unknown"
