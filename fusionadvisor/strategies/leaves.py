@@ -6,6 +6,7 @@ parameters, buffers and submodules from the module itself each time.
 
 import ast
 import functools
+import importlib
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -91,6 +92,9 @@ def impure(module: nn.Module, path: str) -> str:
 @contextmanager
 def _factories() -> Iterator[None]:
     """Let ``torch.ones(n, n)`` be captured where ``n`` is a size that is not known yet."""
+    # torch.fx imports Dynamo when it notes where a node comes from. Imported now, Dynamo learns torch's own functions;
+    # imported later, it would keep the stand-ins below for good and never compile through torch.ones again.
+    importlib.import_module("torch._dynamo")
     originals = {name: getattr(torch, name) for name in _FACTORIES}
 
     def captured(original: Callable[..., Any]) -> Callable[..., Any]:

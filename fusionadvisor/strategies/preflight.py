@@ -12,10 +12,10 @@ from torch.utils._pytree import tree_leaves
 
 from fusionadvisor.report.model import Refusal
 from fusionadvisor.strategies.base import Call, Subject
+from fusionadvisor.strategies.graphs.captured import CONSTANTS
 from fusionadvisor.strategies.graphs.obstacle import Obstacle
 from fusionadvisor.strategies.graphs.recordings import calls_pending, obstacles, unknown_ops, written_inputs
 from fusionadvisor.strategies.graphs.rehearsal import HOST_READS, Rehearsal, rehearse
-from fusionadvisor.strategies.graphs.replay import CONSTANTS
 from fusionadvisor.strategies.graphs.state import contents_kept
 from fusionadvisor.strategies.graphs.where import short
 from fusionadvisor.strategies.modules import hook

@@ -13,7 +13,8 @@ from fusionadvisor.errors import StrategyError
 from fusionadvisor.flow.graph import FlowGraph
 from fusionadvisor.report.model import Refusal, Source
 from fusionadvisor.strategies import leaves
-from fusionadvisor.strategies.attention import Attention, Reader, fits
+from fusionadvisor.strategies.attend import fits
+from fusionadvisor.strategies.attention import Attention, Reader
 from fusionadvisor.strategies.base import Plan, Site, Strategy, Subject
 from fusionadvisor.strategies.modules import blocker
 from fusionadvisor.workload.inputs import Call, tensors_in

@@ -1,5 +1,7 @@
 import copy
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +13,7 @@ from torch import Tensor, nn
 from fusionadvisor.flow.record import record
 from fusionadvisor.recipe import Step, perform
 from fusionadvisor.report.codec import from_dict, to_dict
-from fusionadvisor.strategies.attention import attend, written_out
+from fusionadvisor.strategies.attend import attend, written_out
 from fusionadvisor.strategies.base import Subject
 from fusionadvisor.strategies.horizontal import Horizontal
 from fusionadvisor.strategies.sdpa import Sdpa
@@ -342,3 +344,15 @@ def test_both_orders_with_horizontal() -> None:
         names = ops(model, x)
         assert names.count("aten::addmm") == 2
         assert "aten::_softmax" not in names
+
+
+def test_capturing_leaves_torch_compile_able_to_take_factories() -> None:
+    code = (
+        "import torch; from torch import nn; from fusionadvisor.strategies import leaves\n"
+        "class M(nn.Module):\n"
+        "    def forward(self, x): return x + torch.ones(x.shape[0], 1)\n"
+        "leaves.trace(M(), {})\n"
+        "print(torch.compile(M(), backend='eager', fullgraph=True)(torch.zeros(2, 1)).tolist())\n"
+    )
+    said = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout == "[[1.0], [1.0]]\n"

@@ -2,7 +2,6 @@
 
 import inspect
 import threading
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -11,24 +10,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from fusionadvisor.strategies.graphs.backend import CaptureError, Graph, GraphBackend, TensorFunction
-from fusionadvisor.strategies.graphs.state import Assumptions, contents_kept
+from fusionadvisor.strategies.graphs.backend import CaptureError, GraphBackend
+from fusionadvisor.strategies.graphs.captured import CONSTANTS, InferenceGraph, NoGraphError, Spec, TrainingGraph
+from fusionadvisor.strategies.graphs.state import contents_kept
 from fusionadvisor.strategies.graphs.where import place
 
 MAX_GRAPHS = 8
 """Signatures captured per module; each holds the memory of one whole run."""
 
-Spec = TreeSpec | None
-
-CONSTANTS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout)
 _PLAIN_TENSORS = (Tensor, nn.Parameter, nn.Buffer)
-
-
-class _NoGraphError(Exception):
-    """This call has no graph; the message is the reason it is counted under."""
 
 
 @dataclass(slots=True)
@@ -84,7 +76,7 @@ class GraphedForward:
         self.failures: dict[object, str] = {}
         """Why a signature could not be captured, by signature."""
         self._memory = memory or Memory()
-        self._graphs: dict[object, _Inference | _Training] = {}
+        self._graphs: dict[object, InferenceGraph | TrainingGraph] = {}
         self._modules: list[nn.Module] = []
         self._inference_mode = False
         self.__signature__ = inspect.signature(self.eager)
@@ -133,20 +125,20 @@ class GraphedForward:
                 outputs = graph.call(leaves)
                 self.counts.replayed += 1
                 return outputs
-        except _NoGraphError as reason:
+        except NoGraphError as reason:
             self.counts.eager[str(reason)] += 1
         return self.eager(*args, **kwargs)
 
-    def _graph(self, leaves: list[Any], spec: Spec) -> "_Inference | _Training":
+    def _graph(self, leaves: list[Any], spec: Spec) -> InferenceGraph | TrainingGraph:
         if self.backend.capturing():
-            raise _NoGraphError("another capture is under way on this stream")
+            raise NoGraphError("another capture is under way on this stream")
         differentiable = torch.is_grad_enabled() and self._requires_grad(leaves)
         if differentiable and not self.training:
-            raise _NoGraphError("gradients are being recorded; the graph is for inference (call it under no_grad)")
+            raise NoGraphError("gradients are being recorded; the graph is for inference (call it under no_grad)")
         key = self._signature(leaves, spec, differentiable)
         graph = self._graphs.get(key)
         if graph is not None and graph.assumed.hooked():
-            raise _NoGraphError("a hook was registered after the capture")
+            raise NoGraphError("a hook was registered after the capture")
         if graph is not None and (change := graph.assumed.broken()):
             self._drop_all(change)
             graph, key = None, self._signature(leaves, spec, differentiable)
@@ -158,17 +150,19 @@ class GraphedForward:
     def _drop_all(self, change: str) -> None:
         """Graphs of every signature read the same parameters: none is right any more."""
         if self.counts.recaptured >= self.max_graphs:
-            raise _NoGraphError(f"{change} again and again: captured anew {self.counts.recaptured} times already")
+            raise NoGraphError(f"{change} again and again: captured anew {self.counts.recaptured} times already")
         self.counts.recaptured += 1
         self.reset()
 
-    def _captured(self, key: object, leaves: list[Any], spec: Spec, differentiable: bool) -> "_Inference | _Training":
+    def _captured(
+        self, key: object, leaves: list[Any], spec: Spec, differentiable: bool
+    ) -> InferenceGraph | TrainingGraph:
         if reason := self.failures.get(key):
-            raise _NoGraphError(reason)
+            raise NoGraphError(reason)
         device = self._device(leaves)
         if len(self._graphs) >= self.max_graphs:
-            raise _NoGraphError(f"another signature: {self.max_graphs} are captured already")
-        kind = _Training if differentiable else _Inference
+            raise NoGraphError(f"another signature: {self.max_graphs} are captured already")
+        kind = TrainingGraph if differentiable else InferenceGraph
         self._inference_mode = torch.is_inference_mode_enabled()
         try:
             # out of inference mode: what torch keeps for replays elsewhere must not be made of inference tensors
@@ -181,7 +175,7 @@ class GraphedForward:
                 graph = kind(self, leaves, spec, device)
         except (CaptureError, torch.OutOfMemoryError) as error:
             self.failures[key] = self._told(error) if isinstance(error, CaptureError) else "there is too little memory"
-            raise _NoGraphError(self.failures[key]) from error
+            raise NoGraphError(self.failures[key]) from error
         self._graphs[key] = graph
         self.counts.captured += 1
         return graph
@@ -196,10 +190,10 @@ class GraphedForward:
         if not devices:
             devices = {p.device for p in self.module.parameters()}
         if len(devices) != 1:
-            raise _NoGraphError(f"tensors on {', '.join(sorted(map(str, devices))) or 'no device'}")
+            raise NoGraphError(f"tensors on {', '.join(sorted(map(str, devices))) or 'no device'}")
         device = devices.pop()
         if not self.backend.accepts(device):
-            raise _NoGraphError(f"inputs on {device}")
+            raise NoGraphError(f"inputs on {device}")
         return device
 
     def _requires_grad(self, leaves: list[Any]) -> bool:
@@ -250,13 +244,13 @@ def _flattened(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any]
 def _leaf_signature(leaf: Any) -> object:
     if isinstance(leaf, Tensor):
         if type(leaf) not in _PLAIN_TENSORS or leaf.layout != torch.strided:
-            raise _NoGraphError(f"an input is a {type(leaf).__name__} of layout {leaf.layout}")
+            raise NoGraphError(f"an input is a {type(leaf).__name__} of layout {leaf.layout}")
         if torch._C._functorch.is_functorch_wrapped_tensor(leaf):
-            raise _NoGraphError("a function transform is under way")
+            raise NoGraphError("a function transform is under way")
         return leaf.shape, leaf.dtype, leaf.device, leaf.stride(), leaf.requires_grad and torch.is_grad_enabled()
     if isinstance(leaf, CONSTANTS):
         return type(leaf), leaf
-    raise _NoGraphError(f"an input is a {type(leaf).__name__}, which may hold anything")
+    raise NoGraphError(f"an input is a {type(leaf).__name__}, which may hold anything")
 
 
 @contextmanager
@@ -269,158 +263,3 @@ def _autocast_cache_off() -> Iterator[None]:
         yield
     finally:
         torch.set_autocast_cache_enabled(before)
-
-
-def _static(leaf: Any, *, differentiable: bool = False) -> Any:
-    """The place an input is copied to before each replay."""
-    if not isinstance(leaf, Tensor):
-        return leaf
-    twin = torch.empty_like(leaf, requires_grad=False)
-    twin.copy_(leaf.detach())
-    return twin.requires_grad_(differentiable and leaf.requires_grad)
-
-
-def _check_outputs(leaves: list[Any]) -> None:
-    for leaf in leaves:
-        if not isinstance(leaf, (Tensor, *CONSTANTS)):
-            raise CaptureError(f"returns a {type(leaf).__name__}, which may hide tensors; register it as a pytree")
-
-
-class _Inference:
-    """One signature's graph, without gradients."""
-
-    def __init__(self, owner: GraphedForward, leaves: list[Any], spec: Spec, device: torch.device) -> None:
-        self.device = device
-        self._static = [_static(leaf) for leaf in leaves]
-        self._inputs = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-        generators = _generators(owner.module, device)
-        run = lambda: owner.run(self._static, spec)  # noqa: E731
-        self._graph: Graph = owner.backend.capture(run, device, owner.pool(device), generators)
-        self._outputs, self._spec = tree_flatten(self._graph.outputs)
-        _check_outputs(self._outputs)
-        self._copy = not owner.static_outputs
-        self.assumed = Assumptions(owner.module, gradients=False)
-
-    def check_ready(self) -> None:
-        """Without gradients nothing is ever pending."""
-
-    def call(self, leaves: list[Any]) -> Any:
-        for i in self._inputs:
-            self._static[i].copy_(leaves[i])
-        self._graph.replay()
-        if isinstance(self._graph.outputs, Tensor):
-            return self._graph.outputs.clone() if self._copy else self._graph.outputs
-        outputs = self._outputs
-        if self._copy:
-            outputs = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in outputs]
-        return tree_unflatten(outputs, self._spec)
-
-    def release(self) -> None:
-        self._outputs = []
-        self._graph.release()
-
-
-class _Pending:
-    """A forward whose backward has not run yet; lives as long as autograd could still run it."""
-
-    done = False
-
-
-class _Training:
-    """One signature's graphs of forward and backward."""
-
-    def __init__(self, owner: GraphedForward, leaves: list[Any], spec: Spec, device: torch.device) -> None:
-        self.device = device
-        static = [_static(leaf, differentiable=True) for leaf in leaves]
-        self._inputs = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-        self._parameters = [p for p in owner.module.parameters() if p.requires_grad]
-        self._pending: weakref.ref[_Pending] | None = None
-        self._copy = not owner.static_outputs
-
-        def run(*_: Tensor) -> tuple[Tensor, ...]:
-            self._outputs, self._spec = tree_flatten(owner.run(static, spec))
-            _check_outputs(self._outputs)
-            tensors = tuple(leaf for leaf in self._outputs if isinstance(leaf, Tensor))
-            self._differentiable = [t.requires_grad for t in tensors]
-            return tensors
-
-        samples = (*(static[i] for i in self._inputs), *self._parameters)
-        self._graphed: TensorFunction = owner.backend.capture_training(run, samples, device)
-        self._is_tensor = [isinstance(leaf, Tensor) for leaf in self._outputs]
-        self._outputs = [None if isinstance(leaf, Tensor) else leaf for leaf in self._outputs]
-        self.assumed = Assumptions(owner.module, gradients=True)
-
-    def check_ready(self) -> None:
-        """A second forward would overwrite what the first one's backward needs."""
-        pending = self._pending() if self._pending else None
-        if pending is not None and not pending.done:
-            raise _NoGraphError("an earlier forward still waits for its backward")
-
-    def call(self, leaves: list[Any]) -> Any:
-        tensors = [leaves[i] for i in self._inputs] + self._parameters
-        live = [i for i, tensor in enumerate(tensors) if tensor.requires_grad]
-        fresh = _FreshGradients.apply(*(tensors[i] for i in live))  # type: ignore[no-untyped-call]
-        for i, tensor in zip(live, fresh, strict=True):
-            tensors[i] = tensor
-        pending = _Pending()
-        self._pending = weakref.ref(pending)
-        results = self._graphed(*tensors)
-        outputs = iter(_Once.apply(pending, self._differentiable, self._copy, *results))  # type: ignore[no-untyped-call]
-        filled = [
-            next(outputs) if tensor else leaf for tensor, leaf in zip(self._is_tensor, self._outputs, strict=True)
-        ]
-        return tree_unflatten(filled, self._spec)
-
-    def release(self) -> None:
-        del self._graphed
-
-
-class _FreshGradients(torch.autograd.Function):
-    """Identity whose backward copies: a graph's gradients are static, and autograd would adopt them as ``.grad``.
-
-    The next backward would then overwrite the sum of a gradient accumulation with twice the newest term.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.set_materialize_grads(False)
-        return tuple(t.detach() for t in tensors)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        held = [g for g in grads if g is not None]
-        fresh = [torch.empty_like(g) for g in held]
-        if fresh:
-            torch._foreach_copy_(fresh, held)
-        copies = iter(fresh)
-        return tuple(None if g is None else next(copies) for g in grads)
-
-
-class _Once(torch.autograd.Function):
-    """Hands outputs out (as copies, unless static ones were asked for) and lets backward through once."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, pending: _Pending, differentiable: list[bool], copy: bool, *outputs: Tensor
-    ) -> tuple[Tensor, ...]:
-        ctx.pending = pending
-        results = tuple(o.clone() if copy else o.detach() for o in outputs)
-        ctx.mark_non_differentiable(*(r for r, d in zip(results, differentiable, strict=True) if not d))
-        return results
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        if ctx.pending.done:
-            raise RuntimeError(
-                "backward ran twice through one graphed forward: its activations are gone; run forward again"
-            )
-        ctx.pending.done = True
-        return None, None, None, *grads
-
-
-def _generators(module: nn.Module, device: torch.device) -> list[torch.Generator]:
-    """Random generators the module keeps as attributes, which a graph must be told of."""
-    found = (value for m in module.modules() for value in vars(m).values() if isinstance(value, torch.Generator))
-    return [generator for generator in dict.fromkeys(found) if generator.device == device]
