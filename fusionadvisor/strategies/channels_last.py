@@ -33,6 +33,10 @@ class ChannelsLast(Strategy):
     Code that reads the memory order: ``.view`` on the output of a convolution fails (the line is named),
     ``as_strided`` would see other elements. Compiled, scripted and sharded models.
 
+    Training with batch norms can end as "outputs differ" on the CPU: there, PyTorch's channels-last batch norm sums in
+    float32 and its usual one in float64, so the gradients lie some ten to fifty times further from float64. With the
+    batch norms computed in float64 both agree. That is said, and not kept.
+
     ## Example
     ```
     fusion-advisor apply model.py --strategy channels_last
