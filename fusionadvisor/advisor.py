@@ -118,7 +118,7 @@ def _recorded_on(timeline: "Timeline") -> Environment:
 
 
 def profile(
-    target: str,
+    target: str | Path,
     *,
     entry: str | None = None,
     inputs: Sequence[str] = (),
@@ -165,7 +165,7 @@ def profile(
     say = progress or _silent
     say("building the model")
     workload = resolve(
-        target, entry=entry, inputs=inputs, train=train, device=device, seed=seed, trust=trust, model=model,
+        str(target), entry=entry, inputs=inputs, train=train, device=device, seed=seed, trust=trust, model=model,
         model_args=model_args, batch=batch, amp=amp, accumulate=accumulate,
     )  # fmt: skip
     if gpu:
@@ -279,7 +279,7 @@ def run_script(
 
 
 def optimize(
-    workload: Workload,
+    target: Report | Workload | str | Path,
     strategies: Sequence[str],
     *,
     parameters: Mapping[str, Mapping[str, str]] | None = None,
@@ -292,7 +292,7 @@ def optimize(
     """Apply strategies in order, each verified and measured against the one before, and say what each brought.
 
     Args:
-        workload: A resolved workload, as a profile's report carries it.
+        target: What :func:`profile` takes; or its report, or that report's workload, for the inputs and the mode there.
         strategies: Strategy ids; ``auto`` alone searches for the best combination.
         parameters: Their parameters, as typed, by strategy id.
         timeout_s: Seconds one attempt may take before it is ended.
@@ -302,7 +302,7 @@ def optimize(
         progress: Called with a few words before each stage.
 
     Raises:
-        InputError: If a strategy or parameter is unknown or the workload can no longer be built.
+        InputError: If a strategy or parameter is unknown, there is no such model, or it can no longer be built.
     """
     from fusionadvisor.evaluate import auto
     from fusionadvisor.evaluate.search import attempt
@@ -310,7 +310,7 @@ def optimize(
 
     say = progress or _silent
     tool, created, command = _started("apply")
-    before = profile_workload(workload, progress=say)
+    before = profile_workload(_workload(target), progress=say)
     assert before.workload is not None
     assert before.timeline is not None
     if list(strategies) == [SEARCH.id]:
@@ -334,3 +334,15 @@ def optimize(
         warnings=(*before.warnings, *outcome.warnings),
         files=outcome.files,
     )
+
+
+def _workload(target: Report | Workload | str | Path) -> Workload:
+    from fusionadvisor.workload.resolve import resolve
+
+    if isinstance(target, str | Path):
+        return resolve(str(target))
+    if isinstance(target, Workload):
+        return target
+    if target.workload is None:
+        raise InputError("This report is of a trace, which holds no model.", "Profile the model itself.")
+    return target.workload

@@ -1,17 +1,27 @@
 """Every rule and strategy by id: title, home, remedies. Nothing is imported to read a page: docstrings are parsed.
 
-A new rule or strategy is one class, one entry here, and one entry in the tuple of its package.
+A new rule or strategy of this package is one class and one entry here. Another package names its class in an entry
+point, under its id; what stands here of the built-in ones is then read from the source of the class.
 """
 
 import ast
 import inspect
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib.machinery import PathFinder
+from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from fusionadvisor.errors import InputError, did_you_mean
 
 DOCS_URL = "https://github.com/fusion-advisor/fusion-advisor/blob/main/docs"
+RULES_GROUP = "fusionadvisor.rules"
+STRATEGIES_GROUP = "fusionadvisor.strategies"
+"""Entry-point groups in which other packages name their classes, each under the id that users type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +35,7 @@ class Entry:
         remedies: Strategies a rule names; empty for a strategy.
         passed: What to say when the rule found nothing, in two or three words.
         timed: True for a rule that judges by measured times, so that two runs of the same code may differ.
+        package: The distribution that brings it, ``theirs 1.0``; empty for this one.
     """
 
     id: str
@@ -33,10 +44,13 @@ class Entry:
     remedies: tuple[str, ...] = ()
     passed: str = ""
     timed: bool = False
+    package: str = ""
 
     @property
     def url(self) -> str:
-        """Where the page is on the web."""
+        """Where the page is on the web; empty for that of another package."""
+        if self.package:
+            return ""
         return f"{DOCS_URL}/{'rules' if self.passed else 'strategies'}/{self.id}.md"
 
 
@@ -111,7 +125,17 @@ RULES: tuple[Entry, ...] = tuple(
     for entry in _RULES
 )
 
-_BY_ID = {entry.id: entry for entry in (*RULES, *STRATEGIES, SEARCH)}
+_BUILT_IN = {entry.id: entry for entry in (*RULES, *STRATEGIES, SEARCH)}
+
+
+def rules() -> tuple[Entry, ...]:
+    """Every rule: the built-in ones, then those of other packages."""
+    return *RULES, *_plugins(RULES_GROUP, tuple(sys.path))
+
+
+def strategies() -> tuple[Entry, ...]:
+    """Every strategy: the built-in ones, then those of other packages."""
+    return *STRATEGIES, *_plugins(STRATEGIES_GROUP, tuple(sys.path))
 
 
 def entry(identifier: str) -> Entry:
@@ -120,21 +144,82 @@ def entry(identifier: str) -> Entry:
     Raises:
         InputError: If there is none; the message names the closest.
     """
-    for known, found in _BY_ID.items():
-        if known.lower() == identifier.lower():
+    known = {found.id: found for found in (*rules(), *strategies(), SEARCH)}
+    for name, found in known.items():
+        if name.lower() == identifier.lower():
             return found
-    raise InputError(f"No rule or strategy is called '{identifier}'.", did_you_mean(identifier, tuple(_BY_ID)))
+    raise InputError(f"No rule or strategy is called '{identifier}'.", did_you_mean(identifier, tuple(known)))
+
+
+def url(identifier: str) -> str:
+    """Return where the page of an id is on the web; empty where there is none, or the id is not known here."""
+    try:
+        return entry(identifier).url
+    except InputError:  # of a later version, or of a package that is not installed here
+        return ""
 
 
 def page(identifier: str) -> str:
-    """Return the docstring of a rule or strategy, read from its source without importing it."""
+    """Return the docstring of a rule or strategy, read from its source without importing it.
+
+    Raises:
+        InputError: If the source of another package's class is not there.
+    """
     found = entry(identifier)
-    module, name = found.home.split(":")
-    spec = find_spec(module)
-    if spec is None or spec.origin is None:
-        raise LookupError(f"{found.id} names a home that does not exist: {found.home}")
-    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef) and node.name == name:
-            return inspect.cleandoc(ast.get_docstring(node) or "")
-    raise LookupError(f"{found.home} does not exist")
+    written = _class(found.home)
+    if written is None:
+        raise InputError(f"{found.id} has no page: the source of {found.home} is not found.")
+    return inspect.cleandoc(ast.get_docstring(written) or "")
+
+
+@lru_cache
+def _plugins(group: str, path: tuple[str, ...]) -> tuple[Entry, ...]:
+    """What other packages on ``path`` bring; an id that is taken already is not theirs."""
+    found: dict[str, Entry] = {}
+    for point in entry_points(group=group):
+        if point.name in _BUILT_IN or point.name in found:
+            continue
+        home = f"{point.module}:{point.attr}"
+        written = _class(home)
+        title = inspect.cleandoc((written and ast.get_docstring(written)) or point.name).splitlines()[0].rstrip(".")
+        said = dict(_literals(written)) if written else {}
+        of = f"{point.dist.name} {point.dist.version}" if point.dist else "another package"
+        if group == STRATEGIES_GROUP:
+            found[point.name] = Entry(point.name, title, home, package=of)
+        else:
+            found[point.name] = Entry(
+                point.name, title, home, tuple(said.get("remedies", ())), said.get("passed") or f"{point.name} passed",
+                said.get("timed") is True, of,
+            )  # fmt: skip
+    return tuple(found.values())
+
+
+def _class(home: str) -> ast.ClassDef | None:
+    """Find the class of a home, ``module:Class``, in its source; None where there is none. Nothing is imported."""
+    module, name = home.split(":")
+    top, *below = module.split(".")
+    try:
+        spec = find_spec(top)
+    except ValueError:  # a module made by hand, as __main__
+        return None
+    for part in below:
+        top = f"{top}.{part}"
+        spec = spec and PathFinder.find_spec(top, spec.submodule_search_locations)
+    if spec is None or not spec.origin or not spec.origin.endswith(".py"):
+        return None
+    try:
+        tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    except (OSError, ValueError, SyntaxError):
+        return None
+    return next((node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name), None)
+
+
+def _literals(written: ast.ClassDef) -> Iterator[tuple[str, Any]]:
+    """The attributes that a class sets to literals."""
+    for node in written.body:
+        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(target, ast.Name) and node.value:
+            try:
+                yield target.id, ast.literal_eval(node.value)
+            except ValueError:
+                continue

@@ -16,6 +16,8 @@ def explain(
     entry = catalog.entry(identifier.split("#")[0])
     page = catalog.page(entry.id).removeprefix(f"{entry.title}.").lstrip("\n")
     lines = [f"# {entry.id}: {entry.title}", "", page]
+    if entry.package:
+        lines += ["", f"From {entry.package}."]
     if entry.remedies:
         lines += ["", f"Remedies: {', '.join(entry.remedies)}"]
     text = "\n".join(lines) + "\n"

@@ -1,8 +1,12 @@
 """``fusion-advisor list``."""
 
-from typing import Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from fusionadvisor.catalog import Entry
 
 TOPICS = ("rules", "strategies", "gpus")
 
@@ -28,17 +32,26 @@ def list_(topic: Annotated[str, typer.Argument(metavar="rules|strategies|gpus", 
 
 
 def _rules() -> list[tuple[str, ...]]:
-    from fusionadvisor.catalog import RULES
+    from fusionadvisor import catalog
 
-    return [(entry.id, entry.title, ", ".join(entry.remedies)) for entry in RULES]
+    rows = [(entry.id, entry.title, ", ".join(entry.remedies)) for entry in catalog.rules()]
+    return _with_packages(rows, catalog.rules())
 
 
 def _strategies() -> list[tuple[str, ...]]:
-    from fusionadvisor.catalog import RULES, SEARCH, STRATEGIES
+    from fusionadvisor import catalog
 
-    answers = {entry.id: [rule.id for rule in RULES if entry.id in rule.remedies] for entry in STRATEGIES}
-    rows: list[tuple[str, ...]] = [(entry.id, entry.title, ", ".join(answers[entry.id])) for entry in STRATEGIES]
-    return [*rows, (SEARCH.id, SEARCH.title, "all of them")]
+    listed = (*catalog.strategies(), catalog.SEARCH)
+    answers = {entry.id: ", ".join(r.id for r in catalog.rules() if entry.id in r.remedies) for entry in listed}
+    answers[catalog.SEARCH.id] = "all of them"
+    return _with_packages([(entry.id, entry.title, answers[entry.id]) for entry in listed], listed)
+
+
+def _with_packages(rows: list[tuple[str, str, str]], entries: "Sequence[Entry]") -> list[tuple[str, ...]]:
+    """Add which package brings each, where another than this one brings any."""
+    if not any(entry.package for entry in entries):
+        return list(rows)
+    return [(*row, entry.package) for row, entry in zip(rows, entries, strict=True)]
 
 
 def _gpus() -> list[tuple[str, ...]]:

@@ -4,11 +4,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
-from fusionadvisor.catalog import entry
-from fusionadvisor.errors import InputError
+from fusionadvisor import catalog
 from fusionadvisor.render import charts, labels, verdict
 from fusionadvisor.render.text import cleaned
-from fusionadvisor.report.model import Finding, KernelTable, Report
+from fusionadvisor.report.model import KernelTable, Report
 from fusionadvisor.units import percent, size_bytes
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ def compose(report: Report) -> str:
         roofline=charts.roofline(table, report.environment.copy_gbs or report.environment.peak_gbs),
         waterfall=charts.waterfall(report.attempts),
         strips=charts.samples(arms),
-        findings=[(f, charts.saving(f, verdict.of_step(report)), _page(f)) for f in verdict.ranked(report)],
+        findings=[(f, charts.saving(f, verdict.of_step(report)), catalog.url(f.rule)) for f in verdict.ranked(report)],
         common=verdict.common(report.findings),
         footnotes=[f for f in report.findings if f.footnote],
         kernels=_kernels(table),
@@ -69,13 +68,6 @@ def _template() -> "Template":
         lstrip_blocks=True,
     )  # fmt: skip
     return env.get_template("report.html")
-
-
-def _page(finding: Finding) -> str:
-    try:
-        return entry(finding.rule).url
-    except InputError:
-        return ""  # a rule of a later version, or of a plug-in that is not installed here
 
 
 def _tiles(report: Report) -> list[tuple[str, str]]:

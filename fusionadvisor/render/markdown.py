@@ -2,7 +2,7 @@
 
 import re
 
-from fusionadvisor.catalog import entry
+from fusionadvisor import catalog
 from fusionadvisor.render import labels, verdict
 from fusionadvisor.render.text import cleaned
 from fusionadvisor.report.model import Attempt, Finding, KernelTable, Report
@@ -89,7 +89,8 @@ def _findings(report: Report) -> str:
 def _finding(report: Report, finding: Finding) -> list[str]:
     table = report.timeline.kernels if report.timeline else KernelTable()
     places = [code(labels.where(finding)), code(labels.lines(finding, table))]
-    rule = f"[{finding.rule}]({entry(finding.rule).url})" if re.fullmatch(r"FA\d{3}", finding.rule) else finding.rule
+    page = catalog.url(finding.rule)
+    rule = f"[{finding.rule}]({page})" if page else escape(finding.rule)
     title = f"{escape(finding.title)} {labels.counted(finding)}".rstrip()
     return [
         rule,

@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fusionadvisor.catalog import RULES
+from fusionadvisor import catalog
 from fusionadvisor.render import labels, verdict
 from fusionadvisor.render.attempts import attempts
 from fusionadvisor.render.text import Piece, Sheet, cleaned
@@ -268,7 +268,7 @@ def _finding(sheet: Sheet, report: Report, finding: Finding, common: Sequence[st
 
 def _rest(sheet: Sheet, report: Report) -> None:
     sheet.gap()
-    titles = {entry.id: entry.title for entry in RULES}
+    titles = {entry.id: entry.title for entry in catalog.rules()}
     if report.passed:
         sheet.flow(
             [p.message or titles.get(p.rule, p.rule) for p in report.passed], lead=[("Passed    ", "bold")], indent=10

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from fusionadvisor.catalog import STRATEGIES
+from fusionadvisor import catalog
 from fusionadvisor.render import labels
 from fusionadvisor.report.model import Finding, Report
 from fusionadvisor.units import percent, plural
@@ -40,7 +40,7 @@ def ranked(report: Report) -> list[Finding]:
 
 def offered(report: Report) -> tuple[str, ...]:
     """Strategies that answer the findings and can run here: first remedies first, by the largest finding."""
-    known = {entry.id for entry in STRATEGIES}
+    known = {entry.id for entry in catalog.strategies()}
     findings = ranked(report)
     first = [finding.remedies[0] for finding in findings if finding.remedies]
     found = [r for r in (*first, *(r for finding in findings for r in finding.remedies)) if r in known]

@@ -95,7 +95,7 @@ def _one(text: str, origin: str) -> Condition:
 def _rule_alone(text: str, name: str, origin: str) -> Condition:
     if any(quantity.name == name for quantity in quantities.QUANTITIES):
         raise InputError(f"{origin} '{text}' has no limit.", f'Compare it: "{name}>0".')
-    rules = {entry.id.lower(): entry.id for entry in catalog.RULES}
+    rules = {entry.id.lower(): entry.id for entry in catalog.rules()}
     if name.lower() not in rules:
         raise InputError(f"{origin} names '{name}', which is no rule.", did_you_mean(name, tuple(rules.values())))
     rule = rules[name.lower()]

@@ -145,13 +145,13 @@ def find(name: str, report: Report | None = None) -> Quantity:
 
 def of_rule(rule: str, report: Report | None = None) -> Quantity:
     """Return the quantity that counts the places of one rule; see :func:`find`."""
-    known = {entry.id.lower(): entry for entry in catalog.RULES}
+    known = {entry.id.lower(): entry for entry in catalog.rules()}
     if entry := known.get(rule.lower()):
         rule, timed = entry.id, entry.timed
     elif report and rule in _mentioned(report):
         timed = False
     else:
-        raise InputError(f"No rule is called '{rule}'.", did_you_mean(rule, tuple(e.id for e in catalog.RULES)))
+        raise InputError(f"No rule is called '{rule}'.", did_you_mean(rule, tuple(e.id for e in catalog.rules())))
     return Quantity(
         f"{PREFIX}{rule}", f"places where {rule} applies",
         lambda report: sum(f.instances for f in report.findings if f.rule == rule), timed=timed,

@@ -83,7 +83,7 @@ def places(findings: Iterable[Finding]) -> Counter[Place]:
 
 def structural(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Return the findings that follow from what ran, not from how long it took."""
-    timed = {entry.id for entry in catalog.RULES if entry.timed}
+    timed = {entry.id for entry in catalog.rules() if entry.timed}
     return tuple(finding for finding in findings if finding.rule not in timed)
 
 

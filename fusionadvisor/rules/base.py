@@ -53,9 +53,20 @@ class Looked:
 
 
 class Rule(ABC):
-    """One rule. The docstring of a subclass is its page; it keeps no state."""
+    """One rule. The docstring of a subclass is its page; it keeps no state.
+
+    The page begins with the title, an imperative, as a sentence of its own. ``remedies``, ``passed`` and ``timed`` are
+    for rules of other packages, which write them as literals: they are read without running the package, as the page
+    is. Those of the built-in rules stand in :mod:`fusionadvisor.catalog`.
+    """
 
     id: ClassVar[str]
+    remedies: ClassVar[tuple[str, ...]] = ()
+    """Strategies that do what the rule asks for, the best first."""
+    passed: ClassVar[str] = ""
+    """What to say when it found nothing, in two or three words."""
+    timed: ClassVar[bool] = False
+    """True where it judges by measured times, so that two runs of the same code may differ."""
     worth_us: ClassVar[float] = 1.0
     worth_share: ClassVar[float] = 0.002
     """A finding that can save less than either (µs a step; share of a step's busy time) is a footnote."""

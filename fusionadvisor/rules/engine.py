@@ -4,7 +4,6 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from importlib import import_module
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 from fusionadvisor import catalog, units
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-GROUP = "fusionadvisor.rules"
 MODULES_SHOWN = 64
 
 
@@ -50,17 +48,36 @@ class Advice:
 
 
 def rules() -> tuple[Rule, ...]:
-    """Every rule: the catalogue's, then those of other packages (entry-point group ``fusionadvisor.rules``)."""
+    """Every rule that can be loaded: the built-in ones, then those of other packages."""
+    return _loaded()[0]
+
+
+def _loaded() -> tuple[tuple[Rule, ...], list[Warning]]:
+    """Load the rules. One of another package that cannot be costs a warning."""
     found: list[Rule] = []
-    for entry in catalog.RULES:
-        module, cls = entry.home.split(":")
-        found.append(getattr(import_module(module), cls)())
-    for point in entry_points(group=GROUP):
-        kind = point.load()
-        if not (isinstance(kind, type) and issubclass(kind, Rule)):
-            raise InputError(f"Rule {point.name} of {point.value} is no subclass of fusionadvisor.rules.base.Rule.")
-        found.append(kind())
-    return tuple(found)
+    warnings = []
+    for entry in catalog.rules():
+        module, name = entry.home.split(":")
+        try:
+            rule = getattr(import_module(module), name)()
+        except Exception as error:  # one broken rule must not cost the others' findings
+            if not entry.package:
+                raise
+            warnings.append(_left_out(entry, f"cannot be loaded: {type(error).__name__}: {error}"))
+            continue
+        if not isinstance(rule, Rule):
+            warnings.append(
+                _left_out(entry, f"is left out: {entry.home} is no subclass of fusionadvisor.rules.base.Rule")
+            )
+        elif rule.id != entry.id:
+            warnings.append(_left_out(entry, f"is left out: it calls itself '{rule.id}'"))
+        else:
+            found.append(rule)
+    return tuple(found), warnings
+
+
+def _left_out(entry: catalog.Entry, why: str) -> Warning:
+    return Warning("W10", f"Rule {entry.id} of {entry.package} {why}.")
 
 
 def run(facts: Facts, among: Iterable[Rule] | None = None) -> Advice:
@@ -71,7 +88,7 @@ def run(facts: Facts, among: Iterable[Rule] | None = None) -> Advice:
     skipped: list[NotApplicable] = []
     warnings: list[Warning] = []
     if among is None:
-        among = rules()
+        among, warnings = _loaded()
     for rule in among:
         try:
             looked = rule.look(facts)
@@ -124,7 +141,7 @@ def _unjudged(facts: Facts) -> list[Warning]:
 def _entry(rule: Rule) -> catalog.Entry:
     try:
         return catalog.entry(rule.id)
-    except InputError:  # another package's rule
+    except InputError:  # given by hand
         kind = type(rule)
         return catalog.Entry(rule.id, rule.id, f"{kind.__module__}:{kind.__qualname__}", passed="nothing found")
 

@@ -5,10 +5,9 @@ The built-in ones are listed in :mod:`fusionadvisor.catalog`; other packages add
 """
 
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING
 
-from fusionadvisor.catalog import STRATEGIES
+from fusionadvisor import catalog
 from fusionadvisor.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:
@@ -16,44 +15,43 @@ if TYPE_CHECKING:
 
     from fusionadvisor.strategies.base import Strategy
 
-GROUP = "fusionadvisor.strategies"
-
 
 def ids() -> tuple[str, ...]:
     """Every strategy id: the built-in ones, then those of other packages."""
-    return (*(entry.id for entry in STRATEGIES), *(point.name for point in _plugins()))
+    return tuple(entry.id for entry in catalog.strategies())
 
 
 def get(identifier: str, parameters: "Mapping[str, str] | None" = None) -> "Strategy":
     """Return the strategy of this id, in any case, with these parameters.
 
     Raises:
-        InputError: If there is none of that name (the message names the closest), or a parameter does not fit.
+        InputError: If there is none of that name (the message names the closest), another package's cannot be loaded,
+            or a parameter does not fit.
     """
-    wanted = identifier.lower()
-    for entry in STRATEGIES:
-        if entry.id == wanted:
-            module, name = entry.home.split(":")
-            kind: type[Strategy] = getattr(import_module(module), name)
-            return kind.configure(parameters or {})
-    for point in _plugins():
-        if point.name.lower() == wanted:
-            return _load(point).configure(parameters or {})
+    for entry in catalog.strategies():
+        if entry.id.lower() == identifier.lower():
+            return _load(entry).configure(parameters or {})
     raise InputError(f"No strategy is called '{identifier}'.", did_you_mean(identifier, ids()))
 
 
-def _plugins() -> tuple[EntryPoint, ...]:
-    builtin = {entry.id for entry in STRATEGIES}
-    return tuple(point for point in entry_points(group=GROUP) if point.name not in builtin)
-
-
-def _load(point: EntryPoint) -> "type[Strategy]":
+def _load(entry: catalog.Entry) -> "type[Strategy]":
     from fusionadvisor.strategies.base import Strategy
 
+    module, name = entry.home.split(":")
     try:
-        kind = point.load()
-    except ImportError as error:
-        raise InputError(f"Strategy {point.name} of {point.value} cannot be imported: {error}.") from None
+        kind = getattr(import_module(module), name)
+    except Exception as error:  # whatever another package raises while it is imported
+        if not entry.package:
+            raise
+        hint = f"Mend or uninstall {entry.package}."
+        raise InputError(
+            f"Strategy {entry.id} of {entry.package} cannot be loaded: {type(error).__name__}: {error}.", hint
+        ) from None
     if not (isinstance(kind, type) and issubclass(kind, Strategy)):
-        raise InputError(f"Strategy {point.name} of {point.value} is no subclass of Strategy.")
+        raise InputError(
+            f"Strategy {entry.id} of {entry.package}: {entry.home} is no subclass of "
+            "fusionadvisor.strategies.base.Strategy."
+        )
+    if kind.id != entry.id:
+        raise InputError(f"Strategy {entry.id} of {entry.package} calls itself '{kind.id}'.", "The two have to agree.")
     return kind

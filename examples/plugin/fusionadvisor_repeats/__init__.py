@@ -1,0 +1,1 @@
+"""For fusion-advisor: find and drop a ReLU of a ReLU."""
