@@ -328,6 +328,7 @@ def optimize(
         created=created,
         command=command,
         attempts=credited(outcome.attempts, before.findings, before.timeline.kernels),
+        hunt=outcome.hunt,
         result=outcome.result,
         before=outcome.before,
         after=outcome.after,

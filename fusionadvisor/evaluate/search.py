@@ -10,7 +10,7 @@ from fusionadvisor.evaluate.trial import Done, Goal, Job
 from fusionadvisor.evaluate.worker import Ended, Limits
 from fusionadvisor.recipe import Step
 from fusionadvisor.report import model
-from fusionadvisor.report.model import Attempt, Speedup, Timing, Verification, Warning, Workload
+from fusionadvisor.report.model import Attempt, Hunt, Speedup, Timing, Verification, Warning, Workload
 from fusionadvisor.strategies.base import Strategy
 from fusionadvisor.workload.program import Program
 
@@ -30,6 +30,7 @@ class Outcome:
         verification: Of the whole, the original against all kept steps.
         warnings: What the reader must know: another order, no isolation, a recipe that did not hold.
         files: What was saved.
+        hunt: How a search went; None where the strategies were given.
     """
 
     attempts: tuple[Attempt, ...]
@@ -40,6 +41,7 @@ class Outcome:
     verification: Verification | None = None
     warnings: tuple[Warning, ...] = ()
     files: tuple[str, ...] = ()
+    hunt: Hunt | None = None
 
 
 def attempt(
@@ -84,17 +86,16 @@ def attempt(
             attempts.append(Attempt(strategy.id, "not_tried", reason=reason, parameters=strategy.parameters()))
             continue
         try:
-            ended = trying.ended(strategy)
+            made, done = trying.tried(strategy, trying.steps)
         except KeyboardInterrupt:
             left = ordered[len(attempts) :]
             attempts += [Attempt(s.id, "not_tried", reason="Interrupted.", parameters=s.parameters()) for s in left]
             warnings.append(Warning("W-interrupted", "Interrupted: what was tried until then is reported."))
             save = None
             break
-        made = made_of(strategy, ended)
         attempts.append(made)
         if made.kept:
-            trying.keep(ended.done)
+            trying.keep(done)
     return trying.outcome(attempts, warnings, save)
 
 
@@ -124,10 +125,11 @@ class Trying:
     last: Done = field(default_factory=Done)
     confirmed: bool = False
 
-    def ended(self, strategy: Strategy) -> Ended:
-        """Try a strategy on top of the kept steps."""
-        step = Step(strategy.id, strategy.parameters())
-        return self.do(Job(self.workload, tuple(self.steps), step, self.budget_s, goal=self.goal), strategy.id)
+    def tried(self, strategy: Strategy, on: Sequence[Step]) -> tuple[Attempt, Done]:
+        """Try a strategy on top of steps that hold."""
+        job = Job(self.workload, tuple(on), Step(strategy.id, strategy.parameters()), self.budget_s, goal=self.goal)
+        ended = self.do(job, strategy.id)
+        return replace(made_of(strategy, ended), on=tuple(step.strategy for step in on)), ended.done
 
     def keep(self, done: Done) -> None:
         """Build on an attempt from now on."""

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from fusionadvisor.render import labels, verdict
 from fusionadvisor.render.text import Piece, Sheet
-from fusionadvisor.report.model import Attempt, Finding, Report, Verification
-from fusionadvisor.units import plural
+from fusionadvisor.report.model import Attempt, Credit, Finding, Report, Verification
+from fusionadvisor.units import plural, size_bytes
 
 STYLES = {
     "faster": "green",
@@ -20,6 +20,7 @@ STYLES = {
     "timed_out": "red",
 }
 REFUSALS_SHOWN = 8
+CREDITS_SHOWN = 12
 INDENT = 5
 WORTH_SAYING_S = 0.5
 NARROW = 76
@@ -42,6 +43,7 @@ def attempts(sheet: Sheet, report: Report) -> None:
         _attempt(sheet, report, number, attempt)
     if timed:
         sheet.say(labels.PAIRED, style="dim", indent=INDENT, lead=[" " * INDENT])
+    _path(sheet, report)
     _findings(sheet, report)
     sheet.gap()
 
@@ -79,7 +81,7 @@ def _columns(sheet: Sheet, cells: Sequence[str], *, style: str = "dim", last: st
 
 
 def _attempt(sheet: Sheet, report: Report, number: int, attempt: Attempt) -> None:
-    words = labels.OUTCOMES[attempt.outcome] + (", kept" if attempt.kept else "")
+    words = labels.OUTCOMES[attempt.outcome] + (", kept" if attempt.kept else "") + _base(report, attempt)
     style = STYLES[attempt.outcome]
     if times := labels.paired(attempt):
         looked = attempt.sites.matched + len(attempt.sites.refused)
@@ -105,6 +107,14 @@ def _attempt(sheet: Sheet, report: Report, number: int, attempt: Attempt) -> Non
     _details(sheet, report, attempt)
 
 
+def _base(report: Report, attempt: Attempt) -> str:
+    """What it was tried on, where a search tried it on more than one thing."""
+    if attempt.on:
+        return f", on top of {', '.join(attempt.on)}"
+    again = any(other.on and other.strategy == attempt.strategy for other in report.attempts)
+    return ", on the original" if report.hunt and again else ""
+
+
 def _interval(sheet: Sheet, attempt: Attempt) -> None:
     if attempt.speedup is None:
         return
@@ -122,6 +132,8 @@ def _details(sheet: Sheet, report: Report, attempt: Attempt) -> None:
             sheet.flow(gone, lead=[" " * INDENT, ("gone: ", "dim")], indent=INDENT + 6, gap=", ")
         if came:
             sheet.flow(came, lead=[" " * INDENT, ("new: ", "dim")], indent=INDENT + 6, gap=", ")
+    if memory := _memory(attempt):
+        sheet.say(memory, style="dim", indent=INDENT)
     if attempt.compile_s is not None and attempt.compile_s >= WORTH_SAYING_S:
         pays = f", pays after {plural(attempt.break_even_calls, 'call')}" if attempt.break_even_calls else ""
         sheet.say(f"{attempt.compile_s:.2g} s to prepare{pays}", style="dim", indent=INDENT)
@@ -135,23 +147,90 @@ def _details(sheet: Sheet, report: Report, attempt: Attempt) -> None:
         sheet.add((f"{' ' * INDENT}and {plural(more, 'more refusal')} (all in --json)", "dim"))
 
 
-def _findings(sheet: Sheet, report: Report) -> None:
-    """Say which findings the kept steps closed, what could go and what went, and which findings stay."""
-    kept = [a for a in report.attempts if a.kept]
-    ids = {id_ for a in kept for id_ in a.closed}
-    tried = {id_ for a in kept for id_ in a.findings} - ids
-    closed = [f for f in report.findings if f.id in ids]
-    if not (closed or tried):
+def _memory(attempt: Attempt) -> str:
+    """``peak memory 12.3 → 10.1 MB``; empty where it reads the same before and after."""
+    own, new = (timing.peak_memory_bytes if timing else None for timing in (attempt.before, attempt.after))
+    if own is None or new is None or size_bytes(own) == size_bytes(new):
+        return ""
+    left, right = size_bytes(own), size_bytes(new)
+    same = left.split()[-1] == right.split()[-1]
+    return f"peak memory of a call {left.split()[0] if same else left} → {right}"
+
+
+def _path(sheet: Sheet, report: Report) -> None:
+    """Say by which steps a search came to what it kept, how long it took, and what it did not reach."""
+    if (hunt := report.hunt) is None:
         return
     sheet.gap()
-    items: list[Piece] = []
-    if closed:
-        items.append(f"closed: {_rules(report, ids)} ({_expected_and_measured(report, closed)})")
-    if tried:
-        items.append(f"addressed, no fewer {labels.kernel_word(report)}s: {_rules(report, tried)}")
-    still = {f.id for f in report.findings if f.id not in ids | tried and not f.footnote}
-    items += [f"still open: {_rules(report, still)}"] if still else []
-    sheet.flow(items, lead=[("Findings  ", "bold")], indent=10, gap="   ")
+    kept = [a for a in report.attempts if a.kept]
+    steps = [f"{a.strategy}{f' {labels.ratio(a.speedup.median)}' if a.speedup else ''}" for a in kept]
+    way = " → ".join(["original", *steps]) if steps else "nothing was kept"
+    spent = f"{hunt.spent_s:.0f} of {hunt.budget_s:g} s"
+    for_ = "" if hunt.goal == "latency" else f" for {hunt.goal}"
+    tried = sum(a.outcome != "not_tried" and a.before is not None for a in report.attempts)
+    sheet.say(f"{way}; {plural(tried, 'measurement')}{for_} in {spent}", lead=[("Path      ", "bold")], indent=10)
+    if hunt.unreached:
+        sheet.say(f"not reached in that time: {'; '.join(hunt.unreached)}", indent=10)
+
+
+def _findings(sheet: Sheet, report: Report) -> None:
+    """For each finding what could go, what went, and whether its kernels are gone; and which findings stay."""
+    told = _told(report)
+    if not told:
+        return
+    sheet.gap()
+    lead = "Findings  "
+    for found, attempt, credit in told[:CREDITS_SHOWN]:
+        sheet.flow(_credit(report, found, attempt, credit), lead=[(lead, "bold")], indent=12, gap="   ")
+        lead = " " * len(lead)
+    if (more := len(told) - CREDITS_SHOWN) > 0:
+        sheet.say(f"and {more} more (all in --json)", style="dim", indent=10)
+    closed = {credit.finding for _, attempt, credit in told if attempt.kept and credit.closed}
+    still = {f.id for f in report.findings if f.id not in closed and not f.footnote}
+    if still:
+        sheet.say(f"still open: {_rules(report, still)}", indent=10)
+
+
+def _told(report: Report) -> list[tuple[Finding, Attempt, Credit]]:
+    """One credit a finding: of the kept attempt that closed or reached it, else of the one that came closest."""
+    best: dict[str, tuple[tuple[bool, bool, int], Attempt, Credit]] = {}
+    for attempt in report.attempts:
+        for credit in attempt.credits:
+            rank = attempt.kept, credit.closed, credit.gone
+            if credit.finding not in best or rank > best[credit.finding][0]:
+                best[credit.finding] = rank, attempt, credit
+    return [(f, *best[f.id][1:]) for f in report.findings if f.id in best]
+
+
+def _credit(report: Report, found: Finding, attempt: Attempt, credit: Credit) -> list[Piece]:
+    """``FA101 ×2   bound 150–185 µs   fuse_modules: measured 184 µs   2 of 2 kernels gone: closed``."""
+    word, high = labels.bound(report), credit.bound_us.high
+    expected = f"{word} {verdict.scale(report).range(credit.bound_us.low, high)}"
+    items: list[Piece] = [f"{found.rule} {labels.counted(found)}".rstrip()]
+    items.append(expected if high > 0 else f"no {word} of time")
+    together = f" ({credit.shared} findings)" if credit.shared > 1 else ""
+    items.append(f"{attempt.strategy}: {_measured(report, attempt, credit)}{together}")
+    closed = "closed" if attempt.kept and credit.closed else "" if attempt.kept else "not kept"
+    if credit.kernels:
+        gone = f"{credit.gone} of {plural(credit.kernels, labels.kernel_word(report))} gone"
+        items.append(f"{gone}: {closed}" if closed else gone)
+    elif closed:
+        items.append(closed)
+    return items
+
+
+def _measured(report: Report, attempt: Attempt, credit: Credit) -> str:
+    """What the attempt took off; where that is more than its findings can explain, why it may be."""
+    went, scale = credit.measured_us, verdict.scale(report)
+    if went is None:
+        return "not measured"
+    if attempt.outcome == "same":
+        return "no proven difference"
+    if went < 0:
+        return f"measured {scale.time(-went)} slower"
+    high = sum(other.bound_us.high for other in attempt.credits)
+    reason = "CPU times vary" if labels.cpu_times(report) else "the rest of the step got shorter too"
+    return f"measured {scale.time(went)}" + (f" (more, as {reason})" if went > high > 0 else "")
 
 
 def _rules(report: Report, ids: set[str]) -> str:
@@ -159,18 +238,3 @@ def _rules(report: Report, ids: set[str]) -> str:
     whole = Counter(f.rule for f in report.findings)
     some = Counter(f.rule for f in report.findings if f.id in ids)
     return ", ".join(rule if n == whole[rule] else f"{rule} ({n} of {whole[rule]})" for rule, n in some.items())
-
-
-def _expected_and_measured(report: Report, closed: Sequence[Finding]) -> str:
-    """``bound 150–185 µs, measured 184.0 µs``; where more went than that, why it may have."""
-    scale, word = verdict.scale(report), labels.bound(report)
-    low, high = (sum(getattr(f.saving.step_us, end) for f in closed) for end in ("low", "high"))
-    expected = f"{word} {scale.range(low, high)}" if high > 0 else f"no {word} of time"
-    both = verdict.arms(report)
-    if both is None or not verdict.proven(report):
-        return f"{expected}, no proven difference measured"
-    went = (both[0] - both[1]) * 1e3
-    if went < 0:
-        return f"{expected}, measured {scale.time(-went)} slower"
-    reason = "CPU times vary" if labels.cpu_times(report) else "the rest of the step got shorter too"
-    return f"{expected}, measured {scale.time(went)}" + (f": more, as {reason}" if went > high > 0 else "")

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from fusionadvisor.report.model import Attempt, Finding, KernelTable
+from fusionadvisor.report.model import Attempt, Credit, Finding, KernelTable
 
 _LAYERS = ("gemm", "conv")
 """Beside other kinds, what the others merge into: it stays."""
@@ -13,33 +13,57 @@ _MOVES = ("copy", "cast", "layout")
 
 
 def credited(attempts: Sequence[Attempt], findings: Sequence[Finding], table: KernelTable) -> tuple[Attempt, ...]:
-    """Name for each attempt the findings it addressed and those it closed, whichever strategy it was.
+    """Name for each attempt the findings it addressed and those it closed, and what was expected and measured of each.
 
     A finding is addressed where the strategy is its remedy and changed one of its modules. It is closed where as many
     of its kernels are gone, by the names of their ops, as would go if each place became one kernel; and, where it is
     not about kernels too many, as soon as it is addressed. Each op that went counts once, for addressed findings
-    first; and no more can be closed than there are kernels less, as ops under new names are no gain.
+    first; and no more can be closed than there are kernels less, as ops under new names are no gain. What went in the
+    attempts that one was made on top of counts for it, too.
     """
     rows = {found.id: _rows(found, table) for found in findings}
-    gone: set[int] = set()
-    done: set[str] = set()
+    after: dict[tuple[str, ...], _State] = {}
     made = []
     for attempt in attempts:
+        state = after.get(attempt.on, _State())
         addressed = [found for found in findings if _addressed(attempt, found)]
         others = [found for found in findings if found not in addressed and _reaches(attempt, found)]
-        step = _Step(attempt, table, set(gone))
-        closed = {found.id for found in (*addressed, *others) if step.closes(rows[found.id], found in addressed)} - done
-        if attempt.kept:
-            gone = step.gone
-            done |= closed
+        step = _Step(attempt, table, set(state.gone))
+        closed = {found.id for found in (*addressed, *others) if step.closes(rows[found.id], found in addressed)}
+        closed -= state.closed
+        if attempt.kernels is not None:
+            after[(*attempt.on, attempt.strategy)] = _State(frozenset(step.gone), state.closed | closed)
+        met = [found for found in findings if found in addressed or found.id in closed]
         made.append(
             replace(
                 attempt,
                 findings=tuple(found.id for found in addressed),
                 closed=tuple(found.id for found in findings if found.id in closed),
+                credits=tuple(_credit(attempt, f, rows[f.id], step.gone, f.id in closed, len(met)) for f in met),
             )
         )
     return tuple(made)
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """Rows of the table that are gone, and findings closed, after an attempt and those before it."""
+
+    gone: frozenset[int] = frozenset()
+    closed: frozenset[str] = frozenset()
+
+
+def _credit(attempt: Attempt, found: Finding, rows: "_Rows", gone: set[int], closed: bool, shared: int) -> Credit:
+    """What was expected of a finding's remedy beside what was measured."""
+    measured = ci95 = None
+    if attempt.before is not None and attempt.speedup is not None:
+        whole_us = attempt.before.median_ms * 1e3
+        measured = whole_us * (1 - 1 / attempt.speedup.median)
+        low, high = attempt.speedup.ci95
+        ci95 = whole_us * (1 - 1 / low), whole_us * (1 - 1 / high)
+    went = len(gone.intersection(rows.ops)) if rows.needed else 0
+    kernels = len(rows.ops) if rows.needed else 0
+    return Credit(found.id, found.saving.step_us, kernels, went, closed, measured, ci95, shared)
 
 
 class _Step:

@@ -423,6 +423,25 @@ class KernelCount:
 
 
 @dataclass(frozen=True, slots=True)
+class Credit:
+    """What one attempt made of one finding: what it could bring, what it brought, and whether its kernels are gone."""
+
+    finding: str
+    bound_us: Range
+    """Time of the step that could be saved, as the finding says."""
+    kernels: int = 0
+    """Kernels of one step that the finding names and that would not have to stay; 0 where it is about none."""
+    gone: int = 0
+    """How many of them no longer run."""
+    closed: bool = False
+    measured_us: float | None = None
+    """What the whole attempt took off the step it was tried on; None where nothing was timed."""
+    ci95_us: tuple[float, float] | None = None
+    shared: int = 1
+    """Findings of this attempt that share the measured time: it is known only for all of them together."""
+
+
+@dataclass(frozen=True, slots=True)
 class Attempt:
     """One strategy tried: what happened, and why. ``reason`` is empty only for ``faster``."""
 
@@ -446,6 +465,22 @@ class Attempt:
     graph_breaks: int | None = None
     """Places where a compiler gave up on one graph; None where nothing was compiled."""
     notes: tuple[str, ...] = ()
+    on: tuple[str, ...] = ()
+    """Strategies on whose result it was tried and measured; empty for the original model."""
+    credits: tuple[Credit, ...] = ()
+    """For each finding it addressed or closed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hunt:
+    """How a search for the best combination went. Its path is in the attempts: each says what it was tried on."""
+
+    goal: Literal["latency", "throughput", "memory"]
+    budget_s: float
+    spent_s: float
+    """On attempts and the check of the whole; the profile before them does not count."""
+    unreached: tuple[str, ...] = ()
+    """What was left out for lack of time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -469,6 +504,8 @@ class Report:
     findings: tuple[Finding, ...] = ()
     near_misses: tuple[NearMiss, ...] = ()
     attempts: tuple[Attempt, ...] = ()
+    hunt: Hunt | None = None
+    """Where the strategies were chosen by a search."""
     result: Speedup | None = None
     """The kept attempts together against the original."""
     before: Timing | None = None

@@ -1,7 +1,7 @@
 """The search keeps what is proven, drops the rest with a reason, and never ends slower than it began."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from fusionadvisor.recipe import Step
 from fusionadvisor.report.model import (
     Attempt,
     Finding,
+    Hunt,
     Outcome,
     Range,
     Saving,
@@ -23,6 +24,7 @@ from fusionadvisor.report.model import (
     Speedup,
     Timing,
     Verification,
+    Warning,
     Workload,
 )
 from fusionadvisor.workload.resolve import resolve
@@ -36,44 +38,70 @@ def gain(ratio: float) -> Speedup:
 
 @dataclass
 class World(Trying):
-    """What each strategy would bring, without running anything: ``gains`` by its id; seconds pass as they are asked."""
+    """What each strategy would bring, without running anything; seconds pass as they are asked.
 
-    gains: Mapping[str, float] | None = None
-    whole: float = 1.2
+    ``gains`` by strategy, or by the strategies before it and itself: ``fuse_modules,compile``. ``memory`` likewise, the
+    bytes a call holds after it, of 100.
+    """
+
+    gains: Mapping[str, float] = field(default_factory=dict)
+    memory: Mapping[str, int] = field(default_factory=dict)
+    wholes: Mapping[str, float] = field(default_factory=dict)
+    """What combinations bring in the end; 1.2 unless told."""
+    warnings: list[Warning] = field(default_factory=list)
+    hunt: Hunt = field(default_factory=lambda: Hunt("latency", 0.0, 0.0))
     seconds: float = 0.0
     costs: float = 1.0
     empty: tuple[str, ...] = ()
+    places: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
+    limit: list[float] = field(default_factory=list)
 
     def do(self, job: Job, name: str) -> Ended:
         self.seconds += self.costs
         if job.survey:
             return Ended("done", Done(survey=tuple(self._planned(step) for step in job.survey)))
+        path = ",".join(step.strategy for step in job.kept)
         if job.step is None:
-            timings = Timing(10.0, (10, 10)), Timing(10 / self.whole, (9, 9))
-            return Ended("done", Done(None, None, *timings, gain(self.whole), Verification("agrees")))
-        ratio = (self.gains or {}).get(job.step.strategy, 1.0)
+            ratio = self.wholes.get(path, 1.2)
+            timings = Timing(10.0, (10, 10), (), 100), Timing(10 / ratio, (9, 9), (), self.memory.get(path, 100))
+            return Ended("done", Done(None, None, *timings, gain(ratio), Verification("agrees")))
+        own, path = job.step.strategy, f"{path},{job.step.strategy}".lstrip(",")
+        self.asked.append(path)
+        self.limit.append(self.limits.timeout_s)
+        ratio = self.gains.get(path, self.gains.get(own, 1.0))
         outcome: Outcome = "faster" if ratio > 1.05 else "slower" if ratio < 0.95 else "same"
-        made = Attempt(job.step.strategy, outcome, kept=ratio > 0.95, speedup=gain(ratio), reason="Less is run.",
-                       verification=Verification("agrees"), parameters=job.step.parameters)  # fmt: skip
-        return Ended("done", Done(replace(made, kept=outcome == "faster" or ratio == 1.0), job.step))
+        kept = outcome == "faster" or (ratio == 1.0 and not strategies.get(own).terminal) or self.goal == "memory"
+        before = self.memory.get(path.rpartition(",")[0], 100)
+        after = self.memory.get(path, before)
+        made = Attempt(own, outcome, kept=kept, speedup=gain(ratio), reason="Less is run.",
+                       verification=Verification("agrees"), parameters=job.step.parameters,
+                       before=Timing(1, (1, 1), (), before), after=Timing(1, (1, 1), (), after))  # fmt: skip
+        return Ended("done", Done(made, job.step))
 
     def _planned(self, step: Step) -> Attempt:
         if step.strategy in self.empty:
             return Attempt(step.strategy, "no_effect", reason="There is nothing in this model for it to change.")
         if step.parameters:
             return Attempt(step.strategy, "not_tried", sites=Sites(modules=("layers.0", "layers.1")))
-        return Attempt(step.strategy, "not_tried")
+        return Attempt(step.strategy, "not_tried", sites=Sites(modules=self.places.get(step.strategy, ())))
 
 
 def world(**more: object) -> World:
     return World(Workload(target="x.py", device="cpu"), Limits(), 1.0, lambda _: None, **more)  # type: ignore[arg-type]
 
 
-def hunt(trying: World, *findings: Finding, budget_s: float = 100.0) -> dict[str, Attempt]:
-    attempts = Search(trying, findings, budget_s, 300.0, lambda: trying.seconds).run()
+def hunt(trying: World, *findings: Finding, budget_s: float = 1000.0) -> dict[str, Attempt]:
+    """Every attempt by what it was tried on and its own name."""
+    search = Search(trying, findings, budget_s, 300.0, lambda: trying.seconds)
+    search.run()
+    best, trying.warnings = auto.confirmed(trying, search.best())
+    trying.hunt = search.hunt
+    attempts = search.told(best)
     assert {a.strategy for a in attempts} == set(strategies.ids())
     assert all(a.reason or a.outcome == "faster" for a in attempts)
-    return {",".join((a.strategy, *a.parameters.values())): a for a in attempts}
+    assert [a.strategy for a in attempts if a.kept] == [step.strategy for step in trying.steps]
+    return {",".join((*a.on, a.strategy, *a.parameters.values())): a for a in attempts}
 
 
 def finding(remedy: str, module: str = "layers.1.norm", high: float = 10.0) -> Finding:
@@ -81,11 +109,35 @@ def finding(remedy: str, module: str = "layers.1.norm", high: float = 10.0) -> F
     return Finding("F1", "FA103", "", module, saving, modules=(module,), remedies=(remedy,))
 
 
+def kept(trying: World) -> list[str]:
+    return [step.strategy for step in trying.steps]
+
+
 def test_gains_are_kept_in_the_legal_order_and_the_best_of_what_wraps() -> None:
     trying = world(gains={"fuse_modules": 1.2, "inplace": 1.1, "torchscript": 1.1, "compile": 1.3})
     found = hunt(trying)
-    assert [step.strategy for step in trying.steps] == ["fuse_modules", "inplace", "compile"]
-    assert found["torchscript"].reason == "Dropped: compile gains more, and both cannot be had."
+    assert kept(trying) == ["fuse_modules", "inplace", "compile"]
+    reason = "Dropped: fuse_modules, inplace, compile gains more, 1.72× against 1.45× of"
+    assert found["fuse_modules,inplace,torchscript"].reason == f"{reason} fuse_modules, inplace, torchscript."
+
+
+def test_what_wraps_is_tried_on_the_original_too_and_wins_alone_where_it_gains_more() -> None:
+    gains = {"fuse_modules": 1.1, "fuse_modules,torchscript": 1.0, "torchscript": 1.3}
+    trying = world(gains=gains)
+    found = hunt(trying)
+    assert kept(trying) == ["torchscript"]
+    assert found["fuse_modules"].reason == "Dropped: torchscript gains more, 1.30× against 1.10× of fuse_modules."
+    assert {"fuse_modules,compile", "compile"} <= set(trying.asked)
+    assert "torchscript" in hunt(world(gains={}))
+
+
+def test_an_edit_whose_gain_another_took_is_tried_alone_unless_it_is_elsewhere() -> None:
+    gains = {"fuse_modules": 1.1, "fuse_modules,channels_last": 1.0, "channels_last": 1.4, "fuse_modules,inplace": 1.0}
+    places = {"fuse_modules": ("a", "b"), "channels_last": ("b",), "inplace": ("c",)}
+    trying = world(gains=gains, places=places)
+    hunt(trying)
+    assert kept(trying) == ["channels_last"]
+    assert "inplace" not in trying.asked
 
 
 def test_what_only_runs_less_is_not_kept() -> None:
@@ -96,10 +148,14 @@ def test_what_only_runs_less_is_not_kept() -> None:
 
 
 def test_what_plans_nothing_or_lacks_its_device_is_dropped_with_the_reason() -> None:
-    found = hunt(world(empty=("fx", "inplace")))
-    assert found["fx"].reason == "Dropped: There is nothing in this model for it to change."
+    trying = world(empty=("fx", "inplace"))
+    found = hunt(trying, finding("inplace"))
+    nothing = "There is nothing in this model for it to change."
+    assert found["fx"].reason == f"Dropped: no finding names it, and no place fits it. {nothing}"
+    assert found["inplace"].reason == f"Dropped: FA103 names it, but no place fits it. {nothing}"
     assert found["cudagraph"].reason == "Dropped: it needs a CUDA device."
     assert found["cudagraph"].outcome == "not_tried"
+    assert {"fx", "inplace", "cudagraph"}.isdisjoint(trying.asked)
 
 
 def test_compile_is_confined_to_the_blocks_with_findings() -> None:
@@ -110,22 +166,70 @@ def test_compile_is_confined_to_the_blocks_with_findings() -> None:
 
 def test_what_takes_long_comes_last_and_nothing_is_begun_without_time() -> None:
     trying = world(costs=10.0, gains={"fuse_modules": 1.2})
-    found = hunt(trying, finding("compile", high=1e6), budget_s=25.0)
+    found = hunt(trying, finding("compile", high=1e6), finding("fuse_modules"), budget_s=38.0)
     assert found["fuse_modules"].kept
-    assert found["compile"].reason == "Dropped: the budget of 25 s was spent before it."
-    assert [step.strategy for step in trying.steps] == ["fuse_modules"]
+    assert found["fuse_modules,compile"].reason == "Dropped: of the budget of 38 s too little was left for it."
+    assert kept(trying) == ["fuse_modules"]
+    assert "compile on fuse_modules" in trying.hunt.unreached
+    assert trying.seconds <= 40.0  # the survey, one or two attempts and the check
 
 
-def test_what_is_not_confirmed_in_the_end_is_not_kept() -> None:
-    trying = world(gains={"fuse_modules": 1.2}, whole=1.0)
-    attempts, warnings = auto._confirmed(trying, list(hunt(trying).values()), "latency")
+def test_a_short_budget_goes_to_what_the_findings_promise_most_for() -> None:
+    trying = world(costs=10.0)
+    found = hunt(trying, finding("fx", high=50.0), finding("fuse_modules", high=9.0), budget_s=34.0)
+    assert trying.asked == ["fx"]
+    start = "Dropped: the budget of 34 s does not allow all, and"
+    assert found["fuse_modules"].reason == f"{start} its findings promise at most 9.0 µs."
+    assert found["horizontal"].reason == f"{start} no finding names it."
+    assert found["inplace"].reason == "Dropped: of the budget of 34 s too little was left for it."
+    assert {"inplace on the original", "fuse_modules"} <= set(trying.hunt.unreached)
+
+
+def test_the_time_left_is_shared_among_what_takes_long() -> None:
+    trying = world(costs=10.0, gains={"fuse_modules": 1.2}, empty=("fx", "inplace", "channels_last", "torchscript",
+                   "horizontal", "sdpa", "optimizer"))  # fmt: skip
+    hunt(trying, finding("compile"), budget_s=120.0)
+    assert trying.asked == ["fuse_modules", "fuse_modules,compile", "fuse_modules,compile", "compile", "compile"]
+    # 120 - survey 10 - first 10 - check 10 = 90 for four; each took 10
+    assert trying.limit[1:] == [22.5, 26.7, 35.0, 60.0]
+
+
+def test_what_is_not_confirmed_in_the_end_gives_way_to_the_next_best() -> None:
+    trying = world(gains={"fuse_modules": 1.2, "compile": 1.3}, wholes={"fuse_modules,compile": 1.0})
+    hunt(trying)
+    assert kept(trying) == ["compile"]  # 1.3 alone, 1.2 the edit
+    assert "no gain is proven" in trying.warnings[0].message
+    every = dict.fromkeys(("fuse_modules,compile", "compile", "fuse_modules"), 1.0)
+    trying = world(gains={"fuse_modules": 1.2, "compile": 1.3}, wholes=every)
+    found = hunt(trying)
     assert not trying.steps
-    assert not any(a.kept for a in attempts)
-    assert "no proven gain" in warnings[0].message
-    good = world(gains={"fuse_modules": 1.2}, whole=1.2)
-    attempts, warnings = auto._confirmed(good, list(hunt(good).values()), "latency")
-    assert [a.strategy for a in attempts if a.kept] == ["fuse_modules"]
-    assert not warnings
+    assert len(trying.warnings) == 3
+    assert found["fuse_modules"].reason == "Dropped: no combination was confirmed."
+
+
+def test_what_looked_faster_may_be_proven_in_the_end() -> None:
+    trying = world(gains={"inplace": 1.03}, wholes={"inplace": 1.1})
+    found = hunt(trying)
+    assert kept(trying) == ["inplace"]
+    assert found["inplace"].reason.endswith("Proven only in the check of the whole.")
+    trying = world(gains={"inplace": 1.03}, wholes={"inplace": 1.02})
+    assert not hunt(trying)["inplace"].kept
+    assert not trying.warnings
+
+
+def test_the_goal_of_memory_is_decided_by_what_a_call_holds() -> None:
+    memory = {"inplace": 60, "inplace,channels_last": 80, "inplace,torchscript": 50, "torchscript": 90, "compile": 95}
+    trying = world(goal="memory", memory=memory, gains={"compile": 1.5, "fuse_modules": 1.4})
+    hunt(trying)
+    assert kept(trying) == ["inplace", "torchscript"]
+    assert trying.hunt.goal == "memory"
+    for slow in ({"inplace": 0.8}, {"inplace": 1.2}):
+        trying = world(goal="memory", memory=memory | {"inplace": 60}, gains=slow)
+        hunt(trying)
+        assert ("inplace" in kept(trying)) == (slow["inplace"] > 1)
+    trying = world(goal="memory", gains={"fuse_modules": 1.4})
+    hunt(trying)
+    assert not trying.steps  # faster, and holds no less
 
 
 @pytest.mark.parametrize(

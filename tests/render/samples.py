@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from fusionadvisor.report.model import (
     Attempt,
+    Credit,
     DeviceSummary,
     Environment,
     Finding,
@@ -125,14 +126,18 @@ FOLDED = Attempt(
     verification=Verification("agrees", "cuda", 0.002, 1.02, 3.0, 4),
     before=Timing(0.462, (0.4614, 0.4626), (0.462,) * 50), after=Timing(0.4611, (0.4605, 0.4617), (0.4611,) * 50),
     speedup=Speedup(1.002, (0.998, 1.006), (0.99, 1.01)),
+    credits=(Credit("FA101#1", Range(90, 104, 111), 3, 0, False, 0.9, (-0.9, 2.8)),),
 )  # fmt: skip
 COMPILED = Attempt(
     strategy="compile", outcome="faster", kept=True, findings=("FA101#1", "FA103#1"), closed=("FA101#1", "FA103#1"),
     sites=Sites(matched=3, applied=3),
     kernels=KernelCount(10, 4, (("aten::add", 1), ("aten::relu", 3)), (("triton", 1),)),
     verification=Verification("agrees", "cuda", 0.002, 0.97, 3.0, 4),
-    before=Timing(0.4611, (0.4605, 0.4617), (0.4611,) * 50), after=Timing(0.278, (0.2774, 0.2786), (0.278,) * 50),
-    speedup=Speedup(1.6586, (1.655, 1.665), (0.99, 1.01)), compile_s=14.0, break_even_calls=76000,
+    before=Timing(0.4611, (0.4605, 0.4617), (0.4611,) * 50, 102_760_448),
+    after=Timing(0.278, (0.2774, 0.2786), (0.278,) * 50, 51_380_224),
+    speedup=Speedup(1.6586, (1.655, 1.665), (0.99, 1.01)), compile_s=14.0, break_even_calls=76000, on=("fuse_modules",),
+    credits=(Credit("FA101#1", Range(90, 104, 111), 3, 3, True, 183.1, (182.0, 184.2), 2),
+             Credit("FA103#1", Range(60, 68, 74), 4, 3, True, 183.1, (182.0, 184.2), 2)),
 )  # fmt: skip
 APPLY = replace(
     PROFILE, command="apply", attempts=(FOLDED, COMPILED), result=Speedup(1.662, (1.66, 1.67), (0.99, 1.01)),

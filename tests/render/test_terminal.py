@@ -11,7 +11,7 @@ from rich.console import Console
 
 from fusionadvisor.render import html, labels, markdown, terminal
 from fusionadvisor.render.terminal import compose, next_commands, render
-from fusionadvisor.report.model import Attempt, NearMiss, Passed, Report, Speedup, Timing
+from fusionadvisor.report.model import Attempt, Hunt, NearMiss, Passed, Report, Speedup, Timing
 from tests.render.samples import ALL, APPLY, CHAIN, CPU_PROFILE, FOLD, PREDICTED, PROFILE, TRACE, bound
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
@@ -203,17 +203,42 @@ def test_after_is_before_over_the_speed_up_of_pairs_everywhere() -> None:
 def test_the_whole_is_what_was_measured_together() -> None:
     report = replace(APPLY, before=Timing(0.5, (0.5, 0.5)), result=Speedup(2.0, (1.9, 2.1), (0.99, 1.01)))
     assert "500.0 → 250.0 µs   2.00× faster" in text(report)
-    assert "measured 250.0 µs: more, as the rest of the step got shorter too)" in " ".join(text(report).split())
 
 
-def test_findings_say_what_closed_what_was_in_vain_and_that_cpu_times_vary() -> None:
-    report = replace(
-        CPU_PROFILE, command="apply", before=Timing(10.0, (10, 10)), result=Speedup(1.25, (1.2, 1.3), (0.99, 1.01)),
-        attempts=(replace(APPLY.attempts[1], findings=("FA103#1",), closed=("FA101#1",)),),
-        findings=(*APPLY.findings, replace(APPLY.findings[0], id="FA101#2")),
-    )  # fmt: skip
+def test_each_finding_says_what_could_go_what_went_and_whether_its_kernels_are_gone() -> None:
+    said = " ".join(text(APPLY).split())
+    assert "FA101 ×3 bound 90–111 µs compile: measured 183.1 µs (2 findings) 3 of 3 kernels gone: closed" in said
+    fast = replace(APPLY.attempts[1], credits=(replace(APPLY.attempts[1].credits[0], measured_us=250.0, shared=1),))
+    said = " ".join(text(replace(APPLY, attempts=(fast,))).split())
+    assert (
+        "compile: measured 250.0 µs (more, as the rest of the step got shorter too) 3 of 3 kernels gone: closed" in said
+    )
+    assert "still open: FA102, FA103" in said
+
+
+def test_what_was_not_kept_closes_nothing_and_cpu_times_vary() -> None:
+    compiled = replace(APPLY.attempts[1], kept=False, on=())
+    report = replace(CPU_PROFILE, command="apply", attempts=(compiled,))
     said = " ".join(text(report).split())
-    assert "closed: FA101 (1 of 2) (estimate 0.09–0.11 ms, measured 2.0 ms: more, as CPU times vary)" in said
-    assert "addressed, no fewer ops: FA103" in said
-    assert "still open: FA102, FA101 (1 of 2)" in said
+    assert "FA103 estimate 0.06–0.07 ms compile: measured 0.18 ms (2 findings) 3 of 4 ops gone: not kept" in said
+    assert "still open: FA101, FA102, FA103" in said
+    more = replace(compiled, kept=True, credits=(replace(compiled.credits[0], measured_us=2000.0, shared=1),))
+    assert "(more, as CPU times vary)" in " ".join(text(replace(report, attempts=(more,))).split())
     assert "could save (estimate)" in text(CPU_PROFILE)
+
+
+def test_memory_is_shown_where_it_changed() -> None:
+    assert "peak memory of a call 103 → 51.4 MB" in text(APPLY)
+    same = replace(APPLY.attempts[1], after=APPLY.attempts[1].before)
+    assert "peak memory" not in text(replace(APPLY, attempts=(same,)))
+
+
+def test_a_search_tells_its_path_and_what_it_did_not_reach() -> None:
+    alone = replace(APPLY.attempts[1], on=(), kept=False, reason="Dropped.")
+    hunt = Hunt("memory", 120.0, 98.7, ("compile on fuse_modules",))
+    said = " ".join(text(replace(APPLY, attempts=(*APPLY.attempts, alone), hunt=hunt)).split())
+    assert "Path original → fuse_modules 1.00× → compile 1.66×; 3 measurements for memory in 99 of 120 s" in said
+    assert "not reached in that time: compile on fuse_modules" in said
+    assert "faster, kept, on top of fuse_modules" in said
+    assert "faster, on the original. Dropped." in said
+    assert "nothing was kept; 1 measurement" in text(replace(APPLY, attempts=(alone,), hunt=hunt))

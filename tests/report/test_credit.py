@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from fusionadvisor.report.credit import credited
-from fusionadvisor.report.model import Attempt, Finding, KernelCount, KernelTable, Range, Saving, Sites
+from fusionadvisor.report.model import Attempt, Finding, KernelCount, KernelTable, Range, Saving, Sites, Speedup, Timing
 
 NOTHING = Saving(Range(0, None, 0), Range(0, None, 0))
 OPS = [("conv", "conv"), ("bn", "norm"), ("add", "elementwise"), ("relu", "elementwise")] * 2
@@ -27,10 +27,10 @@ IN_PLACE = found("FA401", 3, 7, remedies=("inplace",))
 ALL = (FOLD, EPILOGUE, CHAIN, IN_PLACE)
 
 
-def tried(strategy: str, after: int, *, before: int = 8, kept: bool = True, modules: tuple[str, ...] = (),
+def tried(strategy: str, after: int, *, before: int = 8, on: tuple[str, ...] = (), modules: tuple[str, ...] = (),
           added: dict[str, int] | None = None, **gone: int) -> Attempt:  # fmt: skip
     counts = KernelCount(before, after, tuple(gone.items()), tuple((added or {}).items()))
-    return Attempt(strategy, "faster", kept, kernels=counts, sites=Sites(1, 1, modules=modules))
+    return Attempt(strategy, "faster", True, kernels=counts, sites=Sites(1, 1, modules=modules), on=on)
 
 
 def closed(*attempts: Attempt, findings: tuple[Finding, ...] = ALL) -> list[tuple[str, ...]]:
@@ -44,9 +44,10 @@ def test_a_norm_that_torchscript_folds_is_closed_and_the_chain_it_leaves_is_not(
 
 
 def test_half_of_the_places_close_nothing_until_another_attempt_brings_the_rest() -> None:
-    first, second = tried("fuse_modules", 7, bn=1), tried("torchscript", 6, before=7, bn=1)
+    first = tried("fuse_modules", 7, bn=1)
+    second = tried("torchscript", 6, before=7, bn=1, on=("fuse_modules",))
     assert closed(first, second) == [(), ("FA101",)]
-    assert closed(replace(first, kept=False), second) == [(), ()]
+    assert closed(first, replace(second, on=())) == [(), ()]
 
 
 def test_a_place_becomes_one_kernel_whatever_it_is_called() -> None:
@@ -76,3 +77,23 @@ def test_each_op_that_went_counts_once() -> None:
 def test_a_kernel_that_two_findings_share_is_gone_for_both() -> None:
     pair = found("FA101", 0, 1, instances=1), found("FA103", 1, 2, instances=1)
     assert closed(tried("fuse_modules", 7, bn=1), findings=pair) == [("FA101", "FA103")]
+
+
+def test_each_finding_is_credited_with_its_bound_what_was_measured_and_what_went() -> None:
+    bound = Range(100.0, None, 300.0)
+    fold = replace(FOLD, saving=Saving(bound, bound))
+    attempt = replace(
+        tried("fuse_modules", 7, bn=1), before=Timing(2.0, (2, 2)), speedup=Speedup(1.25, (1.0, 2.0), (1, 1))
+    )
+    (made,) = credited([attempt], (fold, CHAIN), TABLE)
+    (credit,) = made.credits
+    assert (credit.finding, credit.bound_us, credit.shared) == ("FA101", bound, 1)
+    assert (credit.kernels, credit.gone, credit.closed) == (2, 1, False)
+    assert credit.measured_us is not None
+    assert round(credit.measured_us) == 400  # 2000 - 2000 / 1.25
+    assert credit.ci95_us == (0.0, 1000.0)
+    untimed, torch_script = credited(
+        [tried("fuse_modules", 6, bn=2), tried("torchscript", 6, bn=2)], (fold, CHAIN), TABLE
+    )
+    assert (untimed.credits[0].closed, untimed.credits[0].gone, untimed.credits[0].measured_us) == (True, 2, None)
+    assert [(c.finding, c.closed, c.shared) for c in torch_script.credits] == [("FA101", True, 2), ("FA103", False, 2)]
