@@ -9,6 +9,7 @@ import torch
 from torch.profiler import ProfilerActivity
 
 from fusionadvisor import trace
+from fusionadvisor.capture import generated
 from fusionadvisor.report.model import KernelCount
 
 
@@ -22,7 +23,7 @@ def count(run: Callable[[], object], device: str) -> Counter[str]:
     if cuda:
         torch.cuda.synchronize()
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
-    with torch.profiler.profile(activities=activities) as profile:
+    with generated.named(), torch.profiler.profile(activities=activities) as profile:
         run()
         if cuda:
             torch.cuda.synchronize()

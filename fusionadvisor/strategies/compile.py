@@ -111,17 +111,9 @@ class Compile(Strategy):
         return Plan(sites, survey.refusals(), notes=notes, graph_breaks=len(survey.breaks))
 
     def rewrite(self, model: nn.Module, plan: Plan, subject: Subject) -> nn.Module:
-        """Mark the sites for compilation, which their first call does.
-
-        With recordings at hand, that is in a trial, fused C++ kernels are made visible to the profiler.
-        """
-        how: dict[str, Any] = {"mode": self.mode}
-        if subject.graphs and not subject.device.startswith("cuda"):
-            from torch._inductor import list_mode_options
-
-            how = {"options": {**list_mode_options(self.mode), "cpp.enable_kernel_profile": True}}
+        """Mark the sites for compilation, which their first call does."""
         for site in plan.sites:
-            model.get_submodule(str(site.data["path"])).compile(dynamic=DYNAMIC[self.dynamic], **how)
+            compile_at(model.get_submodule(str(site.data["path"])), mode=self.mode, dynamic=DYNAMIC[self.dynamic])
         return model
 
     def first_call(self, run: Callable[[], object]) -> tuple[str, ...]:
@@ -165,6 +157,19 @@ class Compile(Strategy):
             return
         if self.mode == "reduce-overhead":
             yield "reduce-overhead records CUDA graphs: on the CPU it does nothing that default does not."
+
+
+def compile_at(module: nn.Module, **how: Any) -> None:
+    """As ``module.compile``, which compiles nothing where forward is torch's own, as that of ``nn.Sequential`` is."""
+    from torch._dynamo import trace_rules
+
+    module.compile(**how)
+    if trace_rules.check(module.forward):
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+        module._compiled_call_impl = torch.compile(call, **how)
 
 
 def repeated(model: nn.Module) -> list[str]:
@@ -255,7 +260,7 @@ def _survey(subject: Subject, paths: list[str], dynamic: bool | None) -> _Survey
         return graph.forward
 
     for path in paths:
-        twin.get_submodule(path).compile(backend=collect, dynamic=dynamic)
+        compile_at(twin.get_submodule(path), backend=collect, dynamic=dynamic)
     start = time.time()
     with contents_kept(twin):
         for call in subject.calls:
