@@ -5,8 +5,9 @@ refused, crashed or diverged, 70 an error in this program (EX_SOFTWARE of sysexi
 """
 
 import os
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, TextIO, cast
@@ -20,12 +21,13 @@ from fusionadvisor.cli.apply import apply
 from fusionadvisor.cli.check import check
 from fusionadvisor.cli.compare import compare
 from fusionadvisor.cli.doctor import doctor
+from fusionadvisor.cli.examples import EXIT_CODES, epilog, paragraphs
 from fusionadvisor.cli.explain import explain
 from fusionadvisor.cli.listing import list_
 from fusionadvisor.cli.output import NO_ROOM, fail, silence, unwritten, write
 from fusionadvisor.cli.profile import profile
 from fusionadvisor.cli.run import run_
-from fusionadvisor.errors import FusionAdvisorError, InputError
+from fusionadvisor.errors import EnvironmentUnfitError, FusionAdvisorError, InputError, did_you_mean
 
 INTERNAL_ERROR = 70
 INTERRUPTED = 130
@@ -33,9 +35,14 @@ INTERRUPTED = 130
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 """Of click, or of the copy of it inside newer typer releases: the public subclass is the way to either."""
 
+_COMPLETION = ("--install-completion", "--show-completion")
+_COMPLETING = "_FUSION_ADVISOR_COMPLETE"
+"""Set by the shell that asks what to offer."""
+_CHOICE = re.compile(r"'(?P<given>[^']*)' is not one of (?P<known>'.*')")
+
 app = typer.Typer(
     name="fusion-advisor",
-    add_completion=False,
+    epilog=f"{epilog('')}\n\n{EXIT_CODES}",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -50,22 +57,26 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def fusion_advisor(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+        bool, typer.Option("--version", metavar="", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks; may stand anywhere.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", metavar="", help="Show tracebacks; may stand anywhere.")] = False,
 ) -> None:
     """Find unfused GPU kernels in a PyTorch model or trace, fuse what can be fused, prove it right and faster."""
 
 
-app.command()(profile)
-app.command()(analyze)
-app.command()(apply)
-app.command("run")(run_)
-app.command()(compare)
-app.command()(check)
-app.command("list")(list_)
-app.command()(explain)
-app.command()(doctor)
+_COMMANDS: tuple[tuple[str, Callable[..., int]], ...] = (
+    ("profile", profile),
+    ("analyze", analyze),
+    ("apply", apply),
+    ("run", run_),
+    ("compare", compare),
+    ("check", check),
+    ("list", list_),
+    ("explain", explain),
+    ("doctor", doctor),
+)
+for _name, _function in _COMMANDS:
+    app.command(_name, help=paragraphs(_function.__doc__ or ""), epilog=epilog(_name))(_function)
 
 
 def run(argv: Sequence[str] | None = None) -> int:
@@ -86,10 +97,10 @@ def run(argv: Sequence[str] | None = None) -> int:
         finally:
             write("")  # what the parser printed by itself
     except SystemExit as ended:
-        if not isinstance(ended.__context__, BrokenPipeError):
-            raise
-        silence()  # the parser found nobody reading its help, and gave up with a code of its own
-        return 0
+        if isinstance(ended.__context__, BrokenPipeError):
+            silence()  # the parser found nobody reading its help, and gave up with a code of its own
+            return 0
+        return cast(int, ended.code or 0)  # how completion ends
     except Exception as error:
         if debug:
             raise
@@ -114,10 +125,27 @@ def _command(arguments: list[str]) -> int:
         name: {option.removeprefix("--"): p.name or "" for p in one.params for option in p.opts if option[:2] == "--"}
         for name, one in command.commands.items()
     }
-    asks = {"--help", "-h", "--version"} & {*arguments}
+    asks = {"--help", "-h", "--version", *_COMPLETION} & {*arguments} or _COMPLETING in os.environ
     defaults = {} if asks else settings.load(Path.cwd()).defaults(options)
     code = command.main(arguments, prog_name="fusion-advisor", standalone_mode=False, default_map=defaults)
+    if code and {*_COMPLETION} & {*arguments}:
+        raise EnvironmentUnfitError("Which shell this is could not be told.", "Start it from bash, zsh or fish.")
     return cast(int, code or 0)
+
+
+def _usage(error: Exception) -> InputError:
+    """Say what the parser found wrong in this program's words: what, and what was probably meant."""
+    context = getattr(error, "ctx", None)
+    see = f"See: {context.command_path if context else 'fusion-advisor'} --help"
+    said = cast(str, error.format_message()).rstrip(".")  # type: ignore[attr-defined]
+    if option := getattr(error, "option_name", None):
+        known = [name for p in context.command.params for name in p.opts] if context else []
+        close = did_you_mean(option, known)
+        return InputError(f"There is no option {option}.", close if close.startswith("Did") else see)
+    said = said.replace("Value error, ", "")
+    if choice := _CHOICE.search(said):
+        return InputError(f"{said}.", did_you_mean(choice["given"], re.findall(r"'([^']*)'", choice["known"])))
+    return InputError(said, see)
 
 
 def _tell(error: Exception) -> int:
@@ -129,10 +157,7 @@ def _tell(error: Exception) -> int:
         silence()
         return fail(unwritten(error))
     if isinstance(error, UsageError):
-        context = getattr(error, "ctx", None)
-        command = context.command_path if context else "fusion-advisor"
-        message = cast(str, error.format_message())  # type: ignore[attr-defined]
-        return fail(InputError(message.rstrip("."), f"See: {command} --help"))
+        return fail(_usage(error))
     said = clean(str(error))
     sys.stderr.write(f"internal error: {type(error).__name__}: {said}; run again with --debug for the traceback\n")
     return INTERNAL_ERROR

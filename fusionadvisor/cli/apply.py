@@ -4,12 +4,16 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fusionadvisor.cli import completion
 from fusionadvisor.cli.options import (
+    HOW,
+    OUT,
     AccumulateOption,
     AmpOption,
     BatchOption,
@@ -41,6 +45,9 @@ AUTO = "auto"
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
+_how = partial(typer.Option, rich_help_panel=HOW)
+
+
 class Goal(StrEnum):
     """What the search for the best combination improves."""
 
@@ -51,21 +58,27 @@ class Goal(StrEnum):
 
 def apply(
     target: Annotated[
-        str | None, typer.Argument(metavar="[TARGET]", help="As for profile; default: the last profile of this folder.")
+        str | None, typer.Argument(metavar="TARGET", help="As for profile; default: the last profile of this folder.")
     ] = None,
     strategy: Annotated[
         str,
-        typer.Option("--strategy", "-s", metavar="NAME[,NAME…]", help="See: list strategies; auto tries them all."),
+        _how(
+            "--strategy",
+            "-s",
+            metavar="NAME[,NAME…]",
+            autocompletion=completion.strategies,
+            help="See: list strategies; auto tries them all.",
+        ),
     ] = "",
     site: Annotated[
-        str | None, typer.Option("--site", metavar="MODULE", help="Only this module, where a strategy can be confined.")
+        str | None, _how("--site", metavar="MODULE", help="Only this module, where a strategy can be confined.")
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="STRATEGY.NAME=VALUE", help="A strategy's parameter; repeat for several."),
+        _how("--set", metavar="STRATEGY.NAME=VALUE", help="A strategy's parameter; repeat for several."),
     ] = None,
     user_pass: Annotated[
-        str | None, typer.Option("--pass", metavar="FILE.py:FN", help="With fx: your own pass over a graph.")
+        str | None, _how("--pass", metavar="FILE.py:FN", help="With fx: your own pass over a graph.")
     ] = None,
     entry: EntryOption = None,
     inputs: InputOption = None,
@@ -78,13 +91,16 @@ def apply(
     batch: BatchOption = None,
     amp: AmpOption = None,
     accumulate: AccumulateOption = 1,
-    timeout: Annotated[float, typer.Option("--timeout", min=1, help="Seconds one attempt may take.")] = 300.0,
+    timeout: Annotated[
+        float, _how("--timeout", metavar="SECONDS", min=1, help="Seconds one attempt may take.")
+    ] = 300.0,
     budget: Annotated[
-        str | None, typer.Option("--budget", metavar="TIME", help="With auto: how long to search, as 120s or 5m.")
+        str | None, _how("--budget", metavar="TIME", help="With auto: how long to search, as 120s or 5m.")
     ] = None,
-    goal: Annotated[Goal, typer.Option("--goal", help="With auto: what to improve.")] = Goal.latency,
+    goal: Annotated[Goal, _how("--goal", help="With auto: what to improve.")] = Goal.latency,
     save: Annotated[
-        Path | None, typer.Option("--save", metavar="DIR", help="Write the recipe of what was kept.")
+        Path | None,
+        typer.Option("--save", metavar="DIR", rich_help_panel=OUT, help="Write the recipe of what was kept."),
     ] = None,
     json: JsonOption = None,
     html: HtmlOption = None,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fusionadvisor.cli.options import FailOption, ForceOption, MarkdownOption, TextFormat, TextFormatOption
+from fusionadvisor.cli.options import HOW, FailOption, ForceOption, MarkdownOption, TextFormat, TextFormatOption
 
 if TYPE_CHECKING:
     from fusionadvisor.cli.forms import Target
@@ -20,14 +20,26 @@ TOLERANCE = 5.0
 def check(
     report: Annotated[Path, typer.Argument(metavar="REPORT", help="A report (--json) or a trace.")],
     baseline: Annotated[
-        Path | None, typer.Option("--baseline", metavar="FILE", help="The report of the code before the change.")
+        Path | None,
+        typer.Option(
+            "--baseline", metavar="FILE", rich_help_panel=HOW, help="The report of the code before the change."
+        ),
     ] = None,
     update: Annotated[
-        bool, typer.Option("--update-baseline", help="Make REPORT the baseline, and only tell what differs.")
+        bool,
+        typer.Option(
+            "--update-baseline",
+            metavar="",
+            rich_help_panel=HOW,
+            help="Make REPORT the baseline, and only tell what differs.",
+        ),
     ] = False,
     fail_on: FailOption = None,
     tolerance: Annotated[
-        float, typer.Option("--tolerance", min=0, metavar="PERCENT", help="How much slower a measured step may be.")
+        float,
+        typer.Option(
+            "--tolerance", min=0, metavar="PERCENT", rich_help_panel=HOW, help="How much slower a measured step may be."
+        ),
     ] = TOLERANCE,
     format: TextFormatOption = TextFormat.text,
     markdown: MarkdownOption = None,

@@ -5,9 +5,16 @@ from typing import Annotated
 
 import typer
 
+from fusionadvisor.cli import completion
+
 
 def explain(
-    identifier: Annotated[str, typer.Argument(metavar="ID", help="A rule (FA101), a finding (FA101#2) or a strategy.")],
+    identifier: Annotated[
+        str,
+        typer.Argument(
+            metavar="ID", autocompletion=completion.ids, help="A rule (FA101), a finding (FA101#2) or a strategy."
+        ),
+    ],
 ) -> int:
     """Show the page of a rule or a strategy: what it finds or does, why, and when it refuses."""
     from fusionadvisor import catalog

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, cast
 
 from fusionadvisor.errors import InputError
 from fusionadvisor.files import append, write_atomically
-from fusionadvisor.report import codec
 
 if TYPE_CHECKING:
     from fusionadvisor.report.model import Report
@@ -40,7 +39,15 @@ def _rendered(name: str, compose: Callable[["Report"], str] | None = None) -> Fo
     return Form(f"--{name}", compose or composed, own)
 
 
+def _json(report: "Report") -> str:
+    from fusionadvisor.report import codec
+
+    return codec.to_json(report)
+
+
 def _is_report(path: Path) -> bool:
+    from fusionadvisor.report import codec
+
     try:
         codec.read(path)
     except InputError:
@@ -58,7 +65,7 @@ def _sarif(report: "Report") -> str:
 
 
 FORMS = {
-    "json": Form("--json", codec.to_json, _is_report),
+    "json": Form("--json", _json, _is_report),
     "html": _rendered("html"),
     "markdown": _rendered("markdown"),
     "sarif": _rendered("sarif", _sarif),

@@ -5,13 +5,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fusionadvisor.cli import completion
+
 if TYPE_CHECKING:
     from fusionadvisor.catalog import Entry
 
 TOPICS = ("rules", "strategies", "gpus")
 
 
-def list_(topic: Annotated[str, typer.Argument(metavar="rules|strategies|gpus", help="What to list.")]) -> int:
+def list_(
+    topic: Annotated[
+        str,
+        typer.Argument(metavar="rules|strategies|gpus", autocompletion=completion.topics, help="What to list."),
+    ],
+) -> int:
     """List the rules, the strategies, or the GPUs whose figures are known."""
     from rich.text import Text
 

@@ -7,8 +7,12 @@ from typing import Annotated
 
 import typer
 
-_run = partial(typer.Option, rich_help_panel="What is run")
-_out = partial(typer.Option, rich_help_panel="What comes out")
+from fusionadvisor.cli import completion
+
+RUN, HOW, OUT = "What is run", "How", "What comes out"
+"""Panels of the help."""
+_run = partial(typer.Option, rich_help_panel=RUN)
+_out = partial(typer.Option, rich_help_panel=OUT)
 
 
 class Format(StrEnum):
@@ -48,9 +52,14 @@ PerfettoOption = Annotated[
 CsvOption = Annotated[Path | None, _out("--csv", metavar="FILE", help="Also write the kernels as a table.")]
 FailOption = Annotated[
     list[str] | None,
-    _out("--fail-on", metavar="EXPR", help='Exit 1 if so: a rule, FA101, or a figure, "kernels>120".'),
+    _out(
+        "--fail-on",
+        metavar="EXPR",
+        autocompletion=completion.limits,
+        help='Exit 1 if so: a rule, FA101, or a figure, "kernels>120"; repeat for several.',
+    ),
 ]
-ForceOption = Annotated[bool, _out("--force", help="Overwrite a file that this tool did not write.")]
+ForceOption = Annotated[bool, _out("--force", metavar="", help="Overwrite a file that this tool did not write.")]
 EntryOption = Annotated[
     str | None, _run("--entry", metavar="NAME", help="The model's name in the target, where it holds several.")
 ]
@@ -58,12 +67,20 @@ InputOption = Annotated[
     list[str] | None,
     _run("--input", metavar="SPEC", help='An input, as "x=float32[8,3,224,224]"; repeat for several.'),
 ]
-TrainOption = Annotated[bool, _run("--train", help="A training step instead of a forward under no_grad.")]
+TrainOption = Annotated[bool, _run("--train", metavar="", help="A training step instead of a forward under no_grad.")]
 DeviceOption = Annotated[
-    str | None, _run("--device", metavar="NAME", help="cuda or cpu; default: CUDA where there is one.")
+    str | None,
+    _run(
+        "--device",
+        metavar="NAME",
+        autocompletion=completion.devices,
+        help="cuda or cpu; default: CUDA where there is one.",
+    ),
 ]
-SeedOption = Annotated[int, _run("--seed", help="Seed of weights and inputs.")]
-TrustOption = Annotated[bool, _run("--trust", help="Run what a pickled checkpoint asks for while it loads.")]
+SeedOption = Annotated[int, _run("--seed", metavar="N", help="Seed of weights and inputs.")]
+TrustOption = Annotated[
+    bool, _run("--trust", metavar="", help="Run what a pickled checkpoint asks for while it loads.")
+]
 ModelOption = Annotated[
     str | None,
     _run("--model", metavar="FILE.py:NAME", help="For a checkpoint of weights: the model they belong to."),
@@ -72,10 +89,18 @@ ModelArgOption = Annotated[
     list[str] | None,
     _run("--model-arg", metavar="NAME=VALUE", help="An argument to build the model with; repeat for several."),
 ]
-BatchOption = Annotated[int | None, _run("--batch", min=1, help="Run at this batch size instead of the inputs' own.")]
+BatchOption = Annotated[
+    int | None, _run("--batch", metavar="N", min=1, help="Run at this batch size instead of the inputs' own.")
+]
 AmpOption = Annotated[
-    str | None, _run("--amp", metavar="DTYPE", help="Run under autocast (mixed precision): bf16 or fp16.")
+    str | None,
+    _run(
+        "--amp",
+        metavar="DTYPE",
+        autocompletion=completion.dtypes,
+        help="Run under autocast (mixed precision): bf16 or fp16.",
+    ),
 ]
 AccumulateOption = Annotated[
-    int, _run("--accumulate", min=1, help="With --train: batches a step takes its gradients from.")
+    int, _run("--accumulate", metavar="N", min=1, help="With --train: batches a step takes its gradients from.")
 ]

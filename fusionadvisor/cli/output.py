@@ -14,7 +14,6 @@ from fusionadvisor.cli.forms import Target
 from fusionadvisor.cli.options import Format
 from fusionadvisor.errors import FusionAdvisorError, InputError
 from fusionadvisor.render.text import clean
-from fusionadvisor.report import codec
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -82,6 +81,8 @@ class Output:
 
     def _print(self, report: "Report") -> None:
         if self.format is Format.json:
+            from fusionadvisor.report import codec
+
             write(codec.to_json(report))
             for warning in report.warnings:
                 warn(warning.message)

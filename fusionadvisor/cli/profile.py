@@ -5,7 +5,9 @@ from typing import Annotated
 
 import typer
 
+from fusionadvisor.cli import completion
 from fusionadvisor.cli.options import (
+    HOW,
     AccumulateOption,
     AmpOption,
     BatchOption,
@@ -41,12 +43,19 @@ def profile(
     inputs: InputOption = None,
     train: TrainOption = False,
     device: DeviceOption = None,
-    steps: Annotated[int | None, typer.Option("--steps", min=1, help="Steps to record; default: enough.")] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            "--steps", metavar="N", min=1, rich_help_panel=HOW, help="Steps to record; default: by their length."
+        ),
+    ] = None,
     gpu: Annotated[
         str | None,
         typer.Option(
             "--gpu",
             metavar="NAME",
+            rich_help_panel=HOW,
+            autocompletion=completion.gpus,
             envvar="FUSION_ADVISOR_GPU",
             help="Predict for this GPU instead, as h100; none: no prediction beside a CPU run. See: list gpus.",
         ),

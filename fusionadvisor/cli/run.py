@@ -6,6 +6,8 @@ from typing import Annotated
 import typer
 
 from fusionadvisor.cli.options import (
+    HOW,
+    OUT,
     CsvOption,
     FailOption,
     ForceOption,
@@ -22,14 +24,25 @@ from fusionadvisor.cli.options import (
 def run_(
     script: Annotated[Path, typer.Argument(metavar="SCRIPT", help="A Python file, run as python SCRIPT ARGS would.")],
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- ARGS]", help="The script's own arguments, after --.")
+        list[str] | None, typer.Argument(metavar="-- ARGS", help="The script's own arguments, after --.")
     ] = None,
-    skip: Annotated[int, typer.Option("--skip", min=0, help="Steps left alone at the beginning.")] = 3,
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps to profile after them.")] = 5,
-    stop: Annotated[bool, typer.Option("--stop", help="End the script once they are profiled.")] = False,
+    skip: Annotated[
+        int, typer.Option("--skip", metavar="N", min=0, rich_help_panel=HOW, help="Steps left alone at the beginning.")
+    ] = 3,
+    steps: Annotated[
+        int, typer.Option("--steps", metavar="N", min=1, rich_help_panel=HOW, help="Steps to profile after them.")
+    ] = 5,
+    stop: Annotated[
+        bool, typer.Option("--stop", metavar="", rich_help_panel=HOW, help="End the script once they are profiled.")
+    ] = False,
     trace: Annotated[
         Path | None,
-        typer.Option("--trace", metavar="FILE", help="Keep the profiler's trace; {rank} in the name is filled in."),
+        typer.Option(
+            "--trace",
+            metavar="FILE",
+            rich_help_panel=OUT,
+            help="Keep the profiler's trace; {rank} in the name is filled in.",
+        ),
     ] = None,
     json: JsonOption = None,
     html: HtmlOption = None,

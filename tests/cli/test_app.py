@@ -36,7 +36,7 @@ def test_without_arguments_it_helps(cli: Cli) -> None:
     [
         (("profil", "x.py"), "Did you mean 'profile'?"),
         (("profile",), "Missing argument 'TARGET'"),
-        (("profile", "--bogus"), "No such option: --bogus"),
+        (("profile", "--bogus"), "There is no option --bogus"),
         (("profile", "x.py", "--steps", "0"), "--steps"),
         (("profile", "x.py", "--format", "xml"), "xml"),
         (("list", "strategys"), "Did you mean 'strategies'?"),
