@@ -332,6 +332,7 @@ def optimize(
         result=outcome.result,
         before=outcome.before,
         after=outcome.after,
+        timeline_after=outcome.timeline,
         warnings=(*before.warnings, *outcome.warnings),
         files=outcome.files,
     )

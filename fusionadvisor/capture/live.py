@@ -63,7 +63,7 @@ def capture(program: Program, *, steps: int | None = None) -> Captured:
 
     step_s = _warm_up(run, program)
     flow = record(run, program.model, call)
-    recorded = _profile(run, program, steps or max(1, min(MOST_STEPS, int(PROFILE_SECONDS / step_s))))
+    recorded = profiled(run, program, steps or max(1, min(MOST_STEPS, int(PROFILE_SECONDS / step_s))))
     aligned = align(recorded, flow)
     latency = measure_latency(run, program)
     said = (*unlinked(aligned.unlinked, aligned.kernels), *_noise(program))
@@ -93,7 +93,12 @@ def _synchronize(program: Program) -> None:
         torch.cuda.synchronize(program.workload.device)
 
 
-def _profile(run: Callable[[], object], program: Program, steps: int) -> Timeline:
+def profiled(run: Callable[[], object], program: Program, steps: int) -> Timeline:
+    """Return what the profiler recorded of some steps; CPU ops stand in for kernels where there is no GPU.
+
+    Raises:
+        EnvironmentUnfitError: It recorded nothing, or not all.
+    """
     on_cuda = torch.device(program.workload.device).type == "cuda"
     with tempfile.TemporaryDirectory(prefix="fusion-advisor-") as folder:
         path = Path(folder) / "profile.json"

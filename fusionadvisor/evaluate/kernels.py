@@ -1,4 +1,4 @@
-"""What one call runs, by op name: kernels on a CUDA device, the ops that stand in for them on the CPU."""
+"""What one step runs: kernels on a CUDA device, the ops that stand in for them on the CPU."""
 
 import tempfile
 from collections import Counter
@@ -6,11 +6,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from torch import nn
 from torch.profiler import ProfilerActivity
 
 from fusionadvisor import trace
+from fusionadvisor.analysis.facts import Facts
+from fusionadvisor.analysis.summary import summarise
 from fusionadvisor.capture import generated
-from fusionadvisor.report.model import KernelCount
+from fusionadvisor.capture.align import align
+from fusionadvisor.capture.live import on_one_clock, profiled
+from fusionadvisor.flow.record import record
+from fusionadvisor.report.model import KernelCount, TimelineSummary, Timing
+from fusionadvisor.rules import engine
+from fusionadvisor.workload.program import Program
 
 
 def count(run: Callable[[], object], device: str) -> Counter[str]:
@@ -38,3 +46,25 @@ def difference(before: Counter[str], after: Counter[str]) -> KernelCount:
     """Say which went and which came."""
     gone, added = before - after, after - before
     return KernelCount(before.total(), after.total(), tuple(sorted(gone.items())), tuple(sorted(added.items())))
+
+
+def timeline(program: Program, model: nn.Module, latency: Timing) -> TimelineSummary:
+    """Profile one step of a rewritten model as the original's report is made: linked, grouped, on one clock.
+
+    Args:
+        program: Whose step it is.
+        model: What runs in place of the program's own.
+        latency: Of that step, measured without the profiler.
+
+    Raises:
+        EnvironmentUnfitError: The profiler records nothing.
+    """
+    call = program.call()
+
+    def run() -> object:
+        return program.step(call, model)
+
+    flow = record(run, model, call)
+    found = on_one_clock(align(profiled(run, program, 1), flow).timeline, latency)
+    advice = engine.run(Facts(found, flow, latency_us=latency.median_ms * 1e3))
+    return summarise(found, advice.group_of_kernel, advice.bytes_of_kernel)

@@ -10,7 +10,16 @@ from fusionadvisor.evaluate.trial import Done, Goal, Job
 from fusionadvisor.evaluate.worker import Ended, Limits
 from fusionadvisor.recipe import Step
 from fusionadvisor.report import model
-from fusionadvisor.report.model import Attempt, Hunt, Speedup, Timing, Verification, Warning, Workload
+from fusionadvisor.report.model import (
+    Attempt,
+    Hunt,
+    Speedup,
+    TimelineSummary,
+    Timing,
+    Verification,
+    Warning,
+    Workload,
+)
 from fusionadvisor.strategies.base import Strategy
 from fusionadvisor.workload.program import Program
 
@@ -28,6 +37,7 @@ class Outcome:
         steps: The kept steps, for a recipe.
         before: The original's latency beside ``after``, that of the whole.
         verification: Of the whole, the original against all kept steps.
+        timeline: What a step of the whole runs.
         warnings: What the reader must know: another order, no isolation, a recipe that did not hold.
         files: What was saved.
         hunt: How a search went; None where the strategies were given.
@@ -39,6 +49,7 @@ class Outcome:
     before: Timing | None = None
     after: Timing | None = None
     verification: Verification | None = None
+    timeline: TimelineSummary | None = None
     warnings: tuple[Warning, ...] = ()
     files: tuple[str, ...] = ()
     hunt: Hunt | None = None
@@ -175,7 +186,7 @@ class Trying:
         last = self.last
         return Outcome(
             tuple(attempts), last.speedup, tuple(self.steps), last.before, last.after, last.verification,
-            tuple(warnings), files,
+            last.timeline, tuple(warnings), files,
         )  # fmt: skip
 
 

@@ -13,13 +13,13 @@ import torch
 from torch import nn
 
 from fusionadvisor import recipe, strategies, units
-from fusionadvisor.errors import InputError, StrategyError
+from fusionadvisor.errors import FusionAdvisorError, InputError, StrategyError
 from fusionadvisor.evaluate import bench, kernels, saving
 from fusionadvisor.evaluate.memory import peak_bytes
 from fusionadvisor.evaluate.verify import Trained, verify
 from fusionadvisor.flow.record import record
 from fusionadvisor.recipe import Step
-from fusionadvisor.report.model import Attempt, Sites, Speedup, Timing, Verification, Workload
+from fusionadvisor.report.model import Attempt, Sites, Speedup, TimelineSummary, Timing, Verification, Workload
 from fusionadvisor.strategies.base import Call, Plan, Strategy, Subject
 from fusionadvisor.workload.inputs import batch_size
 from fusionadvisor.workload.program import Program
@@ -69,6 +69,8 @@ class Done:
     after: Timing | None = None
     speedup: Speedup | None = None
     verification: Verification | None = None
+    timeline: TimelineSummary | None = None
+    """What a step runs then, of what is to be kept."""
     failure: str = ""
     """Why there is no more than this, in a sentence; ``refused`` where a strategy itself said no."""
     refused: bool = False
@@ -133,7 +135,8 @@ def _whole(program: Program, job: Job, tell: Tell) -> Done:
         return Done(verification=verification)
     tell("measuring the whole")
     measured = _compare(program, program.model, candidate, job)
-    return Done(None, None, measured.before, measured.after, measured.speedup, verification)
+    timeline = _timeline(program, candidate, measured.before, measured.speedup)
+    return Done(None, None, measured.before, measured.after, measured.speedup, verification, timeline)
 
 
 def _survey(program: Program, job: Job, tell: Tell) -> Iterator[Attempt]:
@@ -194,7 +197,9 @@ class _Trial:
         if verification.verdict == "unchecked":
             return Done(replace(attempt, outcome="refused", reason=_sentence(verification.reason)))
         attempt = self._measured(strategy, attempt, base, candidate)
-        return Done(attempt, replace(self.step, sites=plan.sites), attempt.before, attempt.after, attempt.speedup)
+        before, speedup = attempt.before, attempt.speedup
+        timeline = _timeline(self.program, candidate, before, speedup) if attempt.kept and before and speedup else None
+        return Done(attempt, replace(self.step, sites=plan.sites), before, attempt.after, speedup, timeline=timeline)
 
     def _with_used_norms(
         self, strategy: Strategy, plan: Plan, subject: Subject, verification: Verification
@@ -367,6 +372,15 @@ def _compare(program: Program, base: nn.Module, candidate: nn.Module, job: Job) 
         before=replace(found.before, peak_memory_bytes=before),
         after=replace(found.after, peak_memory_bytes=after),
     )
+
+
+def _timeline(program: Program, candidate: nn.Module, before: Timing, speedup: Speedup) -> TimelineSummary | None:
+    """What a step runs then; None where the candidate, verified and measured as it is, cannot be profiled."""
+    median_ms = before.median_ms / speedup.median
+    try:
+        return kernels.timeline(program, candidate, Timing(median_ms, (median_ms, median_ms)))
+    except (FusionAdvisorError, RuntimeError):
+        return None
 
 
 def _sites(plan: Plan, applied: bool = False) -> Sites:

@@ -234,11 +234,12 @@ def baseline(report: Report) -> Report:
     Its structure is the report's own.
     """
     timed = replace(report.latency, samples_ms=()) if report.latency else None
+    report = replace(report, latency=timed, timeline_after=None)
     if report.timeline is None:
-        return replace(report, latency=timed)
+        return report
     table = report.timeline.kernels
     rows = step_rows(table)
     columns = {f.name: getattr(table, f.name) for f in fields(table) if f.name != "total"}
     kept = {name: tuple(column[row] for row in rows) for name, column in columns.items() if column}
     one_step = KernelTable(total=table.total if table.total > len(table.op) else len(rows), **kept)
-    return replace(report, latency=timed, timeline=replace(report.timeline, kernels=one_step))
+    return replace(report, timeline=replace(report.timeline, kernels=one_step))

@@ -495,6 +495,8 @@ class Report:
     source: str = ""
     """What was read: the target or the trace's file name."""
     timeline: TimelineSummary | None = None
+    timeline_after: TimelineSummary | None = None
+    """One step with the kept attempts together, profiled as the original was; None where nothing was kept."""
     latency: Timing | None = None
     predicted: Prediction | None = None
     """The same step on a GPU that is not here, or what this whole report is predicted for."""

@@ -41,6 +41,7 @@ def test_profile_then_apply(cli: Cli, tmp_path: Path) -> None:
     assert "gone: aten::native_batch_norm ×2" in ran.out
     assert "A/A" in ran.out
     assert (tmp_path / "out" / "recipe.json").exists() is attempt.kept
+    assert (report.timeline_after is not None) is attempt.kept
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without CUDA")

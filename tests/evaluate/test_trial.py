@@ -6,12 +6,12 @@ import torch
 from torch import nn
 
 from fusionadvisor import strategies
-from fusionadvisor.evaluate import trial
+from fusionadvisor.evaluate import kernels, trial
 from fusionadvisor.evaluate.search import Trying, attempt
 from fusionadvisor.evaluate.trial import Job
 from fusionadvisor.evaluate.worker import Limits
 from fusionadvisor.recipe import Step
-from fusionadvisor.report.model import Attempt
+from fusionadvisor.report.model import Attempt, Timing
 from fusionadvisor.strategies import folding
 from fusionadvisor.workload.program import build
 from fusionadvisor.workload.resolve import resolve
@@ -45,6 +45,31 @@ def test_a_live_program_is_left_as_it_was_and_said_to_be_unisolated(tiny: str) -
     assert any(isinstance(m, nn.BatchNorm2d) for m in program.model.modules())
     assert [w.code for w in outcome.warnings] == ["W-live"]
     assert [made.strategy for made in outcome.attempts] == ["fuse_modules", "torchscript"]
+
+
+def test_what_is_kept_is_profiled_as_the_original_was(tiny: str) -> None:
+    workload = resolve(tiny)
+    program = build(workload)
+    done = trial.perform(Job(workload, step=Step("fuse_modules"), budget_s=0), program, lambda _: None)
+    assert done.attempt is not None
+    assert done.step is not None
+    assert (done.timeline is not None) is done.attempt.kept
+    candidate = trial.with_steps(program, (done.step,))
+    line = kernels.timeline(program, candidate, Timing(0.001, (0.001, 0.001)))
+    assert "aten::native_batch_norm" not in line.kernels.op
+    assert set(line.kernels.module) == {"0", "2"}
+    assert sum(line.kernels.dur_us) <= 1.01  # the whole step takes 1 µs, so all ops together do
+    assert (line.steps, line.stand_ins, set(line.kernels.step)) == (1, True, {0})
+
+
+def test_what_cannot_be_profiled_is_kept_all_the_same(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("no recording inside a capture")
+
+    monkeypatch.setattr(kernels, "timeline", fails)
+    outcome = attempt(resolve(tiny), ["fuse_modules"], program=build(resolve(tiny)), budget_s=0)
+    assert outcome.timeline is None
+    assert outcome.attempts[0].outcome in ("faster", "same", "slower")
 
 
 def test_strategies_are_named_and_configured() -> None:
