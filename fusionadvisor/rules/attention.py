@@ -128,7 +128,7 @@ class WrittenOutAttention(Rule):
             )
         us = sum(n.us for n in inside)
         if facts.bandwidth is None or facts.gpu is None:
-            said.append("Bound: the measured time of what is between the two GEMMs, at most.")
+            said.append("Saves at most the measured time of what is between the two GEMMs.")
             saving = Range(0.0, None, sum(n.us for n in between))
         else:
             floor = gemm_floor_us(facts, [n for n in inside if n.op in _SCORES], self._traffic(inside))
@@ -242,7 +242,7 @@ class RotaryEmbedding(Rule):
         members = [facts.nodes[i] for i in sorted(nodes)]
         said = [f"{len(members)} kernels, {units.time_us(sum(n.us for n in members))}: {chain(members)}."]
         if facts.bandwidth is None:
-            said.append("Bound: the measured times of its kernels, all but the longest.")
+            said.append("Saves at most the measured times of its kernels, all but the longest.")
         rotations = sum(n.kind == "cat" for n in members)
         return Candidate(
             tuple(sorted(nodes)), facts.bound(tuple(sorted(nodes))),

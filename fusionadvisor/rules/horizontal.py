@@ -139,7 +139,7 @@ class Siblings(Rule):
         widths = " + ".join(str(self._width(n)) for n in family)
         said = [f"{len(family)} {self.what} ({widths} wide) read the same {units.size_bytes(shared.bytes)}."]
         if facts.bandwidth is None or facts.gpu is None:
-            said.append("Bound: the share of their traffic that is the repeated read, of their measured time.")
+            said.append("Saves at most that share of their measured time which the repeated read is of their traffic.")
         return Candidate(
             tuple(n.index for n in family), self._saving(facts, family, us, saved, moved),
             f"{len(family)} {self.what} on one input", family[0], evidence=tuple(said),
@@ -308,5 +308,5 @@ class SmallGemms(Rule):
         return Candidate(
             tuple(n.index for n in part), Range(0.0, None, us - max(n.us for n in part)),
             f"{len(part)} GEMMs of {shapes}", part[0],
-            evidence=(said, "Bound: all but the longest of their measured times."),
+            evidence=(said, "Saves at most their measured times, all but the longest."),
         )  # fmt: skip

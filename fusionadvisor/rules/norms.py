@@ -170,7 +170,7 @@ class ResidualNorm(Rule):
         said = [f"{len(members)} kernels, {units.time_us(sum(n.us for n in members))}: {chain(members)}."]
         said.append(f"The sum has {units.size_bytes(size)}; {name(last)} reads it.")
         if facts.bandwidth is None:
-            said.append("Bound: the measured times of its kernels, all but the longest.")
+            said.append("Saves at most the measured times of its kernels, all but the longest.")
         return Candidate(
             tuple(n.index for n in members), facts.bound(tuple(n.index for n in members)), chain(members), last,
             evidence=tuple(said),
@@ -239,5 +239,5 @@ class WrittenOutNorm(Rule):
         members = [facts.nodes[i] for i in nodes]
         said = [f"{what}: {len(members)} kernels, {units.time_us(sum(n.us for n in members))}: {chain(members)}."]
         if facts.bandwidth is None:
-            said.append("Bound: the measured times of its kernels, all but the longest.")
+            said.append("Saves at most the measured times of its kernels, all but the longest.")
         return Candidate(nodes, facts.bound(nodes), f"{what}: {chain(members)}", last, evidence=tuple(said))

@@ -143,7 +143,7 @@ class WrittenOutActivation(Rule):
         nodes = tuple(n.index for n in members)
         said = [f"{what}: {len(nodes)} kernels, {units.time_us(sum(n.us for n in members))}: {chain(members)}."]
         if facts.bandwidth is None:
-            said.append("Bound: the measured times of its kernels, all but the longest.")
+            said.append("Saves at most the measured times of its kernels, all but the longest.")
         return Candidate(nodes, facts.bound(nodes), f"{what}: {chain(members)}", members[-1], evidence=tuple(said))
 
 
