@@ -5,9 +5,9 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from fusionadvisor import catalog
-from fusionadvisor.render import charts, labels, verdict
+from fusionadvisor.render import charts, labels, timeline, verdict
 from fusionadvisor.render.text import cleaned
-from fusionadvisor.report.model import KernelTable, Report
+from fusionadvisor.report.model import KernelTable, KindSummary, Report, TimelineSummary
 from fusionadvisor.units import percent, size_bytes
 
 if TYPE_CHECKING:
@@ -35,7 +35,8 @@ def compose(report: Report) -> str:
     report = cleaned(report)
     line = report.timeline
     table = line.kernels if line else KernelTable()
-    arms = [(f"{a.strategy}: {side}", timing) for a in report.attempts
+    word, steps = labels.kernel_word(report), _arms(report)
+    timed = [(f"{a.strategy}: {side}", timing) for a in report.attempts
             for side, timing in (("before", a.before), ("after", a.after)) if timing]  # fmt: skip
     return _template().render(
         report=report,
@@ -43,15 +44,17 @@ def compose(report: Report) -> str:
         subject=labels.target(report.workload) if report.workload else labels.file_name(report.source),
         tiles=_tiles(report),
         kinds=_kinds(report),
-        timeline=charts.timeline(table),
+        timeline=timeline.draw(steps, word),
+        timeline_data=timeline.data(steps, word) if steps else "",
+        fitted=report.latency is not None,
         roofline=charts.roofline(table, report.environment.copy_gbs or report.environment.peak_gbs),
         waterfall=charts.waterfall(report.attempts),
-        strips=charts.samples(arms),
+        strips=charts.samples(timed),
         findings=[(f, charts.saving(f, verdict.of_step(report)), catalog.url(f.rule)) for f in verdict.ranked(report)],
         common=verdict.common(report.findings),
         footnotes=[f for f in report.findings if f.footnote],
         kernels=_kernels(table),
-        word=labels.kernel_word(report),
+        word=word,
         labels=labels,
         table=table,
         scale=verdict.scale(report),
@@ -70,6 +73,26 @@ def _template() -> "Template":
     return env.get_template("report.html")
 
 
+def _arms(report: Report) -> list[timeline.Arm]:
+    """What to draw along time: one step, and where something was kept the step it became."""
+    length = report.latency.median_ms * 1e3 if report.latency else None
+    both = verdict.arms(report)
+    if both is None or report.timeline_after is None:
+        drawn = [timeline.arm(report.timeline, "", length, report.findings)]
+    else:
+        drawn = [
+            timeline.arm(report.timeline, "before", length, report.findings, _drift(report)),
+            timeline.arm(report.timeline_after, "after", both[1] * 1e3),
+        ]
+    return [one for one in drawn if one]
+
+
+def _drift(report: Report) -> float:
+    """How much slower the original was when before and after were measured than when it was profiled."""
+    both = verdict.arms(report)
+    return both[0] / report.latency.median_ms if both and report.latency else 1.0
+
+
 def _tiles(report: Report) -> list[tuple[str, str]]:
     """The figures at the top, each with what it is."""
     tiles = []
@@ -85,7 +108,9 @@ def _tiles(report: Report) -> list[tuple[str, str]]:
     elif report.timeline:
         tiles.append(("step", verdict.scale(report).time(report.timeline.step_us)))
     word = f"{labels.kernel_word(report)}s"
-    tiles.append((f"{word} a step", f"{round(verdict.kernels(report) / verdict.steps_shown(report)):,}"))
+    ran = f"{round(verdict.kernels(report) / verdict.steps_shown(report)):,}"
+    runs = f" → {sum(d.kernels for d in report.timeline_after.devices):,}" if report.timeline_after else ""
+    tiles.append((f"{word} a step", ran + runs))
     if verdict.kernel_us(report):
         tiles.append(("unfused", percent(report.fusion.unfused_us / verdict.kernel_us(report))))
         tiles.append(("fused already", percent(report.fusion.fused_share)))
@@ -95,17 +120,35 @@ def _tiles(report: Report) -> list[tuple[str, str]]:
     return tiles
 
 
-def _kinds(report: Report) -> list[tuple[str, str, int, str, float]]:
-    if report.timeline is None:
-        return []
-    steps, scale = verdict.steps_shown(report), verdict.scale(report)
-    ranked = sorted(report.timeline.by_kind, key=lambda k: -k.gpu_us)
-    total = sum(k.gpu_us for k in ranked) or 1.0
+@dataclass(frozen=True, slots=True)
+class KindRow:
+    """Kernels of one kind in a step, before and after; without an after, ``after`` is None."""
+
+    kind: str
+    before: KindSummary
+    after: KindSummary | None
+    share: float
+
+
+def _kinds(report: Report) -> list[KindRow]:
+    before = _of_a_step(report.timeline)
+    after = _of_a_step(report.timeline_after, 1 / _drift(report)) if report.timeline_after else None
+    whole = sum(k.gpu_us for k in before.values()) or 1.0
+    names = sorted({*before, *(after or ())}, key=lambda name: -before.get(name, KindSummary(name, 0, 0.0)).gpu_us)
+    rows = [(name, before.get(name, KindSummary(name, 0, 0.0))) for name in names]
     return [
-        (k.kind, labels.KINDS.get(k.kind, k.kind), round(k.kernels / steps), scale.time(k.gpu_us / steps),
-         k.gpu_us / total)
-        for k in ranked
-    ]  # fmt: skip
+        KindRow(
+            name, own, after.get(name, KindSummary(name, 0, 0.0)) if after is not None else None, own.gpu_us / whole
+        )
+        for name, own in rows
+    ]
+
+
+def _of_a_step(line: TimelineSummary | None, scale: float = 1.0) -> dict[str, KindSummary]:
+    if line is None:
+        return {}
+    steps = max(line.steps, 1)
+    return {k.kind: KindSummary(k.kind, round(k.kernels / steps), scale * k.gpu_us / steps) for k in line.by_kind}
 
 
 def _kernels(table: KernelTable) -> list[KernelRow]:

@@ -142,6 +142,16 @@ COMPILED = Attempt(
 APPLY = replace(
     PROFILE, command="apply", attempts=(FOLDED, COMPILED), result=Speedup(1.662, (1.66, 1.67), (0.99, 1.01)),
     before=FOLDED.before, after=COMPILED.after,
+    timeline_after=TimelineSummary(
+        basis="measured", devices=(DeviceSummary(0, 4, 276.0, 277.0, 276.0, 1, "NVIDIA H100 80GB HBM3"),),
+        step_us=277.0, by_kind=(KindSummary("conv", 3, 128.0), KindSummary("fused", 1, 148.0)),
+        kernels=KernelTable(
+            total=4, index=(0, 1, 2, 3), name=("cudnn::conv",) * 3 + ("triton_poi_fused_add_relu_0",),
+            kind=("conv",) * 3 + ("fused",), op=("aten::conv2d",) * 3 + ("",), module=("conv1", "conv2", "conv3", ""),
+            source=("",) * 4, device=(0,) * 4, stream=(7,) * 4, start_us=(0.0, 43.0, 86.0, 129.0),
+            dur_us=(42.0, 43.0, 43.0, 148.0), group=(-1,) * 4, bytes=(-1,) * 4,
+        ),
+    ),
     files=("out/recipe.json", "out/load_optimized.py"),
 )  # fmt: skip
 

@@ -10,7 +10,7 @@ import pytest
 
 from fusionadvisor.render import html
 from fusionadvisor.report.model import Finding, KernelTable, Report
-from tests.render.samples import APPLY, CHAIN, TRACE
+from tests.render.samples import APPLY, CHAIN, PROFILE, TRACE
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 playwright = pytest.importorskip("playwright.sync_api")
@@ -96,6 +96,60 @@ def test_twenty_thousand_kernels_stay_one_light_page(shown: Any) -> None:
     page = shown(many(20_000))
     assert page.locator("svg rect").count() < 2_000
     assert page.evaluate("document.documentElement.outerHTML.length") < 1_000_000
+
+
+def picture(page: Any) -> list[list[str]]:
+    """What the timeline shows: each thing's tag, its attributes in order, and its words."""
+    found: list[list[str]] = page.evaluate(
+        """[...document.querySelector("svg.timeline").children].map(thing => [
+            thing.tagName, thing.textContent, ...[...thing.attributes].map(given =>
+                `${given.name}=${given.value.replace(/-?\\d+(\\.\\d+)?/g, n => Number(n).toFixed(1))}`).sort()])"""
+    )
+    return found
+
+
+@pytest.mark.parametrize("report", [PROFILE, APPLY, many(400), many(3_000)])
+def test_the_script_draws_what_the_page_came_with(shown: Any, report: Report) -> None:
+    page = shown(report)
+    came = picture(page)
+    page.get_by_role("button", name="the whole step").click()
+    assert picture(page) == came
+
+
+def test_zooming_into_twenty_thousand_kernels_shows_each(shown: Any) -> None:
+    page = shown(many(20_000))
+    bars = page.locator("svg.timeline rect.k")
+    assert page.locator("svg.timeline rect.k title").count() == 0
+    for _ in range(8):
+        page.get_by_role("button", name="zoom in").click()
+        assert bars.count() <= 500
+    assert 78 <= bars.count() <= 83  # 156 µs, which is 40 ms halved eight times, a kernel every 2 µs, each up to 9 long
+    assert "kernel_" in bars.first.locator("title").text_content()
+    page.locator("svg.timeline").focus()
+    page.keyboard.press("0")
+    assert page.locator("svg.timeline rect.k title").count() == 0
+
+
+def test_dragging_zooms_and_pointing_tells(shown: Any) -> None:
+    page = shown(APPLY)
+    page.locator("svg.timeline").scroll_into_view_if_needed()
+    box = page.locator("svg.timeline").bounding_box()
+    page.mouse.move(box["x"] + 5, box["y"] + 60)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 60, steps=4)
+    page.mouse.up()
+    assert page.locator(".controls span").inner_text().startswith("2.3 µs to 231")
+    page.locator("svg.timeline rect.k").first.hover()
+    assert page.locator(".controls span").inner_text().startswith("cudnn::conv · aten::a conv1 · 41.0 µs")
+
+
+def test_hostile_names_do_nothing_when_pointed_at(shown: Any) -> None:
+    page = shown(many(50))
+    page.get_by_role("button", name="the whole step").click()
+    page.locator("svg.timeline rect.k").first.hover()
+    assert "window.owned=1" in page.locator(".controls span").inner_text()
+    assert page.evaluate("window.owned") is None
+    assert page.locator("img").count() == 0
 
 
 def test_it_reads_without_script(shown: Any) -> None:

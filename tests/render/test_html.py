@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 import pytest
 
 from fusionadvisor.render import charts, html
-from fusionadvisor.report.model import KernelTable, Report, Timing
+from fusionadvisor.report.model import Report, Timing
 from tests.render.samples import ALL, APPLY, CHAIN, FOLD, PROFILE, TRACE, bound
 
 VOID = {"meta", "link", "br"}
@@ -86,38 +86,10 @@ def test_hostile_names_are_text() -> None:
         replace(TRACE, source=name, findings=(finding,), timeline=replace(TRACE.timeline, kernels=table, lost=(name,)))
     )
     tags = [tag for tag, _ in Page(text).tags]
-    assert tags.count("script") == 1  # the page's own
+    assert tags.count("script") == 2  # the page's own, and its data
     assert "img" not in tags
     assert not {"\u2028", "\u202e"} & set(text)
     assert "alert(1)" in Page(text).text
-
-
-def kernels(count: int, *, step: tuple[int, ...] = (), group: tuple[int, ...] = ()) -> KernelTable:
-    return KernelTable(
-        total=count, index=tuple(range(count)), name=("k",) * count, kind=("gemm", "norm") * (count // 2),
-        op=("op",) * count,
-        module=("m",) * count, source=("",) * count, device=(0,) * count, stream=(7,) * count,
-        start_us=tuple(10.0 * i for i in range(count)), dur_us=(5.0,) * count, group=group or (-1,) * count,
-        bytes=(1_000_000,) * count, step=step,
-    )  # fmt: skip
-
-
-def test_timeline_draws_each_kernel_to_scale_and_brackets_groups() -> None:
-    drawn = charts.timeline(kernels(4, group=(-1, 0, 0, -1)))
-    places = re.findall(r'<rect x="([\d.]+)" y="22" width="([\d.]+)"', drawn)
-    # 35 µs on a thousand units: kernels at 0, 10, 20, 30 µs, each 5 µs
-    assert [(round(float(x)), round(float(w))) for x, w in places] == [(0, 143), (286, 143), (571, 143), (857, 143)]
-    (bracket,) = re.findall(r'd="M([\d.]+) 18v-6H([\d.]+)v6"', drawn)
-    assert [round(float(x)) for x in bracket] == [286, 714]
-
-
-def test_timeline_draws_one_step_of_several() -> None:
-    assert charts.timeline(kernels(6, step=(0, 0, 1, 1, 2, 2))).count("<rect") == 2
-
-
-def test_many_kernels_are_drawn_as_columns() -> None:
-    drawn = charts.timeline(kernels(20_000))
-    assert 0 < drawn.count("<rect") <= charts.COLUMNS
 
 
 def test_saving_is_to_the_scale_of_the_step() -> None:
@@ -132,8 +104,8 @@ def test_waterfall_is_to_scale() -> None:
 
 
 def test_nothing_to_draw_draws_nothing() -> None:
-    assert charts.timeline(KernelTable()) == ""
+    assert PROFILE.timeline is not None
     assert charts.waterfall(()) == ""
-    assert charts.roofline(kernels(2), None) == ""
+    assert charts.roofline(PROFILE.timeline.kernels, None) == ""
     assert charts.samples([]) == ""
     assert "circle" not in charts.samples([("a", Timing(1.0, (1.0, 1.0)))])
