@@ -160,18 +160,19 @@ def profile(
         InputError: If there is no such model or its inputs do not fit.
         EnvironmentUnfitError: If the profiler records nothing here.
     """
-    from fusionadvisor.workload.resolve import resolve
+    from fusionadvisor.workload.program import settle
+    from fusionadvisor.workload.resolve import ask
 
     say = progress or _silent
-    say("building the model")
-    workload = resolve(
+    asked = ask(
         str(target), entry=entry, inputs=inputs, train=train, device=device, seed=seed, trust=trust, model=model,
-        model_args=model_args, batch=batch, amp=amp, accumulate=accumulate,
+        model_args=model_args, batch=batch, amp=amp, accumulate=accumulate, here=not gpu,
     )  # fmt: skip
     if gpu:
-        return predict_workload(workload, gpu, progress=say)
-    report = profile_workload(workload, steps=steps, progress=say)
-    return _with_prediction(report, workload, beside, say) if beside and workload.device == "cpu" else report
+        return predict_workload(asked, gpu, progress=say)
+    say("building the model")
+    report = profile_workload(settle(asked), steps=steps, progress=say)
+    return _with_prediction(report, asked, beside, say) if beside and asked.device == "cpu" else report
 
 
 def _with_prediction(report: Report, workload: Workload, gpu: str, say: Progress) -> Report:
@@ -184,7 +185,7 @@ def _with_prediction(report: Report, workload: Workload, gpu: str, say: Progress
 
 
 def predict_workload(workload: Workload, gpu: str, *, progress: Progress | None = None) -> Report:
-    """Report on a step of a resolved workload as predicted for a GPU; see :func:`profile`.
+    """Report on a step of a workload as predicted for a GPU, which is neither built nor run here for it.
 
     Raises:
         InputError: If the GPU is not known, or the model cannot be run without its weights.
@@ -200,7 +201,7 @@ def predict_workload(workload: Workload, gpu: str, *, progress: Progress | None 
     report = _advised("profile", Facts(predicted.timeline, predicted.flow), probe(), predicted.warnings)
     return replace(
         report,
-        workload=replace(workload, inputs=predicted.inputs),
+        workload=predicted.workload,
         source=workload.target,
         predicted=Prediction(
             gpu=predicted.timeline.devices[0].name or gpu,

@@ -47,6 +47,7 @@ class Predicted:
         bytes: That all kernels together read and write.
         kernel_us: Sum of the kernels' times, as a range.
         uncalibrated_share: Share of that time that rests on constants which were not measured for it.
+        workload: What was run, with everything found out filled in; None for functions.
     """
 
     timeline: "Timeline"
@@ -56,13 +57,14 @@ class Predicted:
     bytes: int
     kernel_us: Range
     uncalibrated_share: float
+    workload: Workload | None = None
 
 
 def predict(workload: Workload, gpu: str = DEFAULT) -> Predicted:
     """Predict one step of a workload.
 
     Args:
-        workload: As resolved; its device is not asked for.
+        workload: As asked for, or as resolved; its device is not asked for.
         gpu: A name of the device table, ``h100``, in any case.
 
     Raises:
@@ -118,6 +120,7 @@ def assembled(source: "Workload | Factory", found: "Stream", gpu: Silicon) -> Pr
         bytes=moved_bytes(found),
         kernel_us=Range(sum(t.low_us for t in times), likely, sum(t.high_us for t in times)),
         uncalibrated_share=uncalibrated / likely if likely else 0.0,
+        workload=found.workload,
     )
 
 
@@ -128,7 +131,7 @@ def _warnings(source: "Workload | Factory", found: "Stream", gpu: Silicon, uncal
             f"The model does not run on a stand-in for {gpu.name} ({found.fallback}): the kernels follow from "
             "its ops on the CPU, where fused attention and some norms are other ops."
         )
-    if isinstance(source, Workload) and source.inputs and _shapes(found.inputs) != _shapes(source.inputs):
+    if isinstance(source, Workload) and source.model is not None and _shapes(found.inputs) != _shapes(source.inputs):
         said.append(f"The file gives other inputs where there is a GPU: predicted for {_shapes(found.inputs)}.")
     if found.stand_ins:
         many = ", ".join(f"{name} × {count}" for name, count in sorted(found.stand_ins.items()))

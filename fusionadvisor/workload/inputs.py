@@ -3,12 +3,15 @@
 import dataclasses
 import inspect
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from fusionadvisor.errors import InputError, did_you_mean
 from fusionadvisor.report.model import TensorSpec
@@ -116,9 +119,10 @@ def layout_of(tensor: torch.Tensor) -> str:
 
 
 def spec_of(name: str, tensor: torch.Tensor) -> TensorSpec:
-    """Describe a tensor; integers carry the range of their values, as ids may not leave it."""
+    """Describe a tensor; integers with memory carry the range of their values, as ids may not leave it."""
     low = high = None
-    if tensor.numel() and not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool):
+    ranged = not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool)
+    if ranged and tensor.numel() and not isinstance(tensor, FakeTensor):
         low, high = float(tensor.min()), float(tensor.max())
     return TensorSpec(
         name=name, shape=tuple(tensor.shape), dtype=dtype_name(tensor.dtype), layout=layout_of(tensor),
@@ -134,12 +138,14 @@ _SHORT_DTYPES = {
 
 _SPEC = re.compile(
     r"^\s*(?:(?P<name>[A-Za-z_][\w.]*)\s*=)?\s*(?P<dtype>[A-Za-z]\w*)?\s*\[(?P<shape>[\d,\s]*)\]"
-    r"\s*(?:<\s*(?P<high>\d+))?\s*(?P<layout>channels_last(?:_3d)?)?\s*$"
+    r"\s*(?:<\s*(?P<high>\d+))?\s*(?P<layout>channels_last(?:_3d)?)?\s*(?:@\s*(?P<device>\w+(?::\d+)?))?\s*$"
 )
 
 
 def parse_specs(texts: Sequence[str]) -> tuple[TensorSpec, ...]:
-    """Read ``--input`` specifications: ``x=float32[8,3,224,224]``, ``[8,3]``, ``ids=int64[8,128]<32000``.
+    """Read ``--input`` specifications: ``x=float32[8,3,224,224]``, ``[8,3]``, ``ids=int64[8,128]<32000@cpu``.
+
+    The device of one that names none is empty: it goes where the model runs.
 
     Raises:
         InputError: One does not read so, or its dtype is unknown.
@@ -161,7 +167,7 @@ def _parse_spec(text: str) -> TensorSpec:
     return TensorSpec(
         name=match["name"] or "", shape=shape, dtype=dtype, layout=match["layout"] or "contiguous",
         high=float(int(match["high"]) - 1) if match["high"] else None,
-        low=0.0 if match["high"] else None,
+        low=0.0 if match["high"] else None, device=match["device"] or "",
     )  # fmt: skip
 
 
@@ -172,14 +178,49 @@ DTYPES = (
 )  # fmt: skip
 
 
-class Source(Protocol):
-    """Where inputs come from."""
+class Source(ABC):
+    """Where inputs come from. ``devices`` says of those that stay on a device of their own, by name, on which."""
 
+    devices: Mapping[str, str] = MappingProxyType({})
+
+    @abstractmethod
     def draw(self, seed: int, names: Sequence[str]) -> Call:
         """The inputs for a seed; the same for the same seed."""
 
+    def sized(self, seed: int, names: Sequence[str], batch: int) -> Call:
+        """The inputs for a seed at another batch size: dim 0 of every tensor that shares the first one's.
 
-class Given:
+        Raises:
+            InputError: None of them has a batch dimension.
+        """
+        drawn = self.draw(seed, names)
+        own = batch_size(drawn)
+        if not own:
+            scalars = ", ".join(name for name, _ in drawn.tensors(names))
+            found = f"{scalars} has no batch dimension" if scalars else "the model is called without tensors"
+            raise InputError(f"The batch size cannot be changed: {found}.", "Leave --batch out.")
+        more = (self.draw(seed + 1000 * k, names) for k in range(1, -(-batch // own)))
+        return stack_to([drawn, *more], batch, names)
+
+
+class Made(Source):
+    """Inputs that a function makes for any batch size."""
+
+    def __init__(self, make: Callable[[int], Call], seed: int) -> None:
+        self._make, self._seed = make, seed
+
+    def draw(self, seed: int, names: Sequence[str]) -> Call:
+        """The inputs for a seed, of batch size 1."""
+        return self.sized(seed, names, 1)
+
+    def sized(self, seed: int, names: Sequence[str], batch: int) -> Call:
+        """The inputs for a seed and batch size."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self._seed + seed)
+            return self._make(batch)
+
+
+class Given(Source):
     """Inputs from the user's code: a function that makes them, or a value.
 
     A function that draws is called again under another seed, so that its inputs keep the meaning it gives them; what
@@ -217,11 +258,12 @@ class Given:
         return Call.of(value)
 
 
-class Declared:
+class Declared(Source):
     """Inputs from specifications: drawn, passed by position where the forward's order allows, else by name."""
 
-    def __init__(self, specs: Sequence[TensorSpec], seed: int) -> None:
+    def __init__(self, specs: Sequence[TensorSpec], seed: int, devices: Mapping[str, str] | None = None) -> None:
         self._specs, self._seed = specs, seed
+        self.devices = devices or {}
 
     def draw(self, seed: int, names: Sequence[str]) -> Call:
         """The inputs for a seed."""

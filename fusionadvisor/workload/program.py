@@ -14,7 +14,7 @@ from fusionadvisor.errors import EnvironmentUnfitError, InputError
 from fusionadvisor.flow.frames import built_alike, construction_watched
 from fusionadvisor.report.model import Mode, TensorSpec, Workload
 from fusionadvisor.workload.checkpoint import parse_arguments
-from fusionadvisor.workload.inputs import Call, Given, Source, batch_size, forward_names, spec_of, stack_to, tensors_in
+from fusionadvisor.workload.inputs import Call, Given, Source, batch_size, forward_names, spec_of, tensors_in
 from fusionadvisor.workload.saved import open_saved
 from fusionadvisor.workload.source import find_source
 from fusionadvisor.workload.target import find_entry, load, make_model, saved_path
@@ -31,12 +31,14 @@ class Program:
         model: On the device, in the mode the workload names.
         source: Where its inputs come from.
         training: How a step trains, None for inference.
+        place: Where model and inputs are while that is not yet the workload's device; empty where they are there.
     """
 
     workload: Workload
     model: nn.Module
     source: Source
     training: Training | None = None
+    place: str = ""
 
     def call(self, seed: int = 0, batch: int | None = None) -> Call:
         """Inputs for one call, on the device.
@@ -47,15 +49,44 @@ class Program:
         Raises:
             InputError: ``batch`` is given and no input has a dimension to vary.
         """
-        drawn = self.source.draw(seed, self._names)
-        batch = batch or self.workload.batch
-        if batch is not None:
-            own = batch_size(drawn)
-            if not own:
-                raise InputError("No input has a batch dimension.", "Leave --batch out.")
-            more = (self.source.draw(seed + 1000 * k, self._names) for k in range(1, -(-batch // own)))
-            drawn = stack_to([drawn, *more], batch, self._names)
-        return drawn.map(lambda _, tensor: tensor.to(self.workload.device), self._names)
+        names, batch = self.names, batch or self.workload.batch
+        drawn = self.source.draw(seed, names) if batch is None else self.source.sized(seed, names, batch)
+        apart = {} if self.place else self.source.devices
+        usual = self.place or self.workload.device
+        return drawn.map(lambda name, tensor: tensor.to(apart.get(name, usual)), names)
+
+    def run_once(self) -> Call:
+        """Run on the workload's own inputs, to see that they fit, and return them.
+
+        Raises:
+            InputError: They do not; where they do at their own batch size, says which inputs have to keep it.
+        """
+        call = self.call()
+        try:
+            self.step(call)
+        except InputError as refusal:
+            own = replace(self, workload=replace(self.workload, batch=None))
+            if self.workload.batch is None or not own._runs():
+                raise
+            raise self._unbatchable(own.call(), refusal) from refusal
+        return call
+
+    def _runs(self) -> bool:
+        try:
+            self.step(self.call())
+        except InputError:
+            return False
+        return True
+
+    def _unbatchable(self, own: Call, refusal: InputError) -> InputError:
+        size = batch_size(own)
+        kept = [f"{s.name} [{','.join(map(str, s.shape))}]" for s in self.specs(own) if s.shape and s.shape[0] == size]
+        why = what_happened(refusal.__cause__) if refusal.__cause__ else refusal.what
+        return InputError(
+            f"{self.workload.model} does not run at batch {self.workload.batch}: the batch dimension of "
+            f"{', '.join(kept)} cannot be changed ({why}).",
+            f"Leave --batch out: it runs at {size}.",
+        )
 
     def step(self, call: Call, model: nn.Module | None = None) -> Any:
         """One inference call under ``no_grad``, or one training step, of the model or of another in its place.
@@ -73,7 +104,7 @@ class Program:
                 f"{self.workload.model} ran out of memory on {self.workload.device}.", "Use a smaller batch."
             ) from error
         except Exception as error:
-            raise _misfit(error, self.model, self.specs(call)) from error
+            raise misfit(error, self.model, self.specs(call)) from error
 
     def _run(self, model: nn.Module, call: Call) -> Any:
         if self.training is not None:
@@ -88,10 +119,11 @@ class Program:
 
     def specs(self, call: Call) -> tuple[TensorSpec, ...]:
         """The tensors of a call, described."""
-        return tuple(spec_of(name, tensor) for name, tensor in call.tensors(self._names))
+        return tuple(spec_of(name, tensor) for name, tensor in call.tensors(self.names))
 
     @property
-    def _names(self) -> tuple[str, ...]:
+    def names(self) -> tuple[str, ...]:
+        """Names of what a call passes by position."""
         return self.training.batch_names(self.model) if self.training else forward_names(self.model)
 
     @cached_property
@@ -122,25 +154,16 @@ def build(workload: Workload) -> Program:
         return ready
     if workload.entry_kind == "live":
         raise InputError("A live model cannot be built again.", "Pass a function that builds it.")
-    return _open(workload)[0]
+    return opened(workload)[0]
 
 
-def settle(asked: Workload, assumed: Sequence[str] = ()) -> Workload:
+def settle(asked: Workload) -> Workload:
     """Build what was asked for, run it once, and return the workload with everything found out filled in.
 
     The program built is kept for the next :func:`build` of this workload.
     """
-    program, said = _open(asked)
-    call = program.call()
-    program.step(call)
-    exported = program.workload.entry_kind == "archive" and isinstance(program.model, torch.fx.GraphModule)
-    mode = "as exported, under no_grad" if exported else "eval() under no_grad"
-    if program.training:
-        mode = "forward, backward and optimizer, in train()"
-    if asked.amp:
-        mode += f", autocast to {asked.amp}"
-    training = program.training.assumed if program.training else ()
-    workload = replace(program.workload, inputs=program.specs(call), assumed=(*said, *assumed, mode, *training))
+    program, said = opened(asked)
+    workload = described(program, program.run_once(), said)
     if program.training is None:  # a training step has changed the weights
         _ready.clear()
         _ready[workload] = replace(program, workload=workload)
@@ -150,8 +173,32 @@ def settle(asked: Workload, assumed: Sequence[str] = ()) -> Workload:
 _ready: dict[Workload, Program] = {}
 
 
-def _open(workload: Workload) -> tuple[Program, list[str]]:
-    """Load the target, find model and inputs; also what had to be assumed."""
+def described(program: Program, call: Call, said: Sequence[str]) -> Workload:
+    """The workload of a program with everything found out filled in.
+
+    Args:
+        program: As opened.
+        call: The inputs it runs on.
+        said: What had to be assumed to open it.
+    """
+    exported = program.workload.entry_kind == "archive" and isinstance(program.model, torch.fx.GraphModule)
+    mode = "as exported, under no_grad" if exported else "eval() under no_grad"
+    if program.training:
+        mode = "forward, backward and optimizer, in train()"
+    if program.workload.amp:
+        mode += f", autocast to {program.workload.amp}"
+    training = program.training.assumed if program.training else ()
+    assumed = (*said, *program.workload.assumed, mode, *training)
+    return replace(program.workload, inputs=program.specs(call), assumed=assumed)
+
+
+def opened(workload: Workload, place: str = "") -> tuple[Program, list[str]]:
+    """Load the target, find model and inputs; also what had to be assumed.
+
+    Args:
+        workload: As asked for, or as settled.
+        place: A device to have the model on instead of the workload's.
+    """
     with torch.random.fork_rng(devices=[]), construction_watched():
         torch.manual_seed(workload.seed)
         if saved := saved_path(workload.target):
@@ -172,7 +219,7 @@ def _open(workload: Workload) -> tuple[Program, list[str]]:
         workload, target=target.text, entry=entry.name, entry_kind=entry.kind, model=type(model).__name__,
         inputs_from=given_by,
     )  # fmt: skip
-    return _ready_to_run(settled, model, source, training), [*target.assumed, *said]
+    return _ready_to_run(settled, model, source, training, place), [*target.assumed, *said]
 
 
 def _saved_entry(workload: Workload) -> str | None:
@@ -227,32 +274,38 @@ def live(
     return replace(program, workload=replace(workload, inputs=program.specs(program.call())))
 
 
-def _ready_to_run(workload: Workload, model: nn.Module, source: Source, training: Training | None) -> Program:
-    with user_code(f"{type(model).__name__} cannot be moved to {workload.device}"):
-        model = model.to(workload.device)
+def _ready_to_run(
+    workload: Workload, model: nn.Module, source: Source, training: Training | None, place: str = ""
+) -> Program:
+    with user_code(f"{type(model).__name__} cannot be moved to {place or workload.device}"):
+        model = model.to(place or workload.device)
     if not set_mode(model, training=training is not None) and training is not None:
         raise InputError("An exported program cannot be trained.", "Give the model it was exported from.")
-    return Program(workload, model, source, training)
+    return Program(workload, model, source, training, place)
 
 
-def check_device(device: str) -> str:
-    """The device, if it is there.
+def check_device(device: str, given_by: str = "") -> str:
+    """The device, if it is there. ``given_by`` is the option that names it, for the message.
 
     Raises:
         InputError: It is no device torch knows.
         EnvironmentUnfitError: It is CUDA and there is none.
     """
+    option = given_by or f"--device {device}"
     try:
         kind = torch.device(device).type
     except RuntimeError as error:
-        raise InputError(f"'{device}' is no device.", "Use cpu or cuda.") from error
+        raise InputError(f"{option}: '{device}' is no device.", "Use cpu or cuda.") from error
     if kind == "cuda" and not torch.cuda.is_available():
         why = "this torch is built without CUDA" if torch.version.cuda is None else "no usable CUDA device is here"
-        raise EnvironmentUnfitError(f"--device {device}: {why}.", "Run `fusion-advisor doctor` to see why.")
+        raise EnvironmentUnfitError(f"{option}: {why}.", "Run `fusion-advisor doctor` to see why.")
+    if kind == "cuda" and (torch.device(device).index or 0) >= torch.cuda.device_count():
+        raise EnvironmentUnfitError(f"{option}: torch sees {torch.cuda.device_count()} GPUs here.", "Use cuda:0.")
     return device
 
 
-def _misfit(error: Exception, model: nn.Module, specs: tuple[TensorSpec, ...]) -> InputError:
+def misfit(error: Exception, model: nn.Module, specs: tuple[TensorSpec, ...]) -> InputError:
+    """What to say of a model that raises: where, with which inputs, and what."""
     shapes = ", ".join(f"{s.name}={s.dtype}[{','.join(map(str, s.shape))}]" for s in specs) or "no tensors"
     where = failing_module(error, model)
     place = f"{type(model).__name__}{'.' + where if where else ''}"

@@ -31,6 +31,35 @@ def resolve(
 ) -> Workload:
     """Find the model and its inputs, and check that they fit by running once.
 
+    Raises:
+        InputError: In one sentence what is wrong with the target, the model or the inputs.
+        EnvironmentUnfitError: The device asked for is not there.
+    """
+    asked = ask(
+        target, entry=entry, inputs=inputs, train=train, device=device, seed=seed, trust=trust, model=model,
+        model_args=model_args, batch=batch, amp=amp, accumulate=accumulate,
+    )  # fmt: skip
+    return program.settle(asked)
+
+
+def ask(
+    target: str,
+    *,
+    entry: str | None = None,
+    inputs: Sequence[str] = (),
+    train: bool = False,
+    device: str | None = None,
+    seed: int = 0,
+    trust: bool = False,
+    model: str | None = None,
+    model_args: Sequence[str] = (),
+    batch: int | None = None,
+    amp: str | None = None,
+    accumulate: int = 1,
+    here: bool = True,
+) -> Workload:
+    """Put what was typed into a workload, without building or running anything.
+
     Args:
         target: ``file.py``, ``file.py:name``, ``package.module`` or ``package.module:name``; a checkpoint file or
             folder.
@@ -45,21 +74,26 @@ def resolve(
         batch: Batch size to run at instead of the inputs' own.
         amp: Run under autocast to ``bf16`` or ``fp16``.
         accumulate: Batches a training step takes its gradients from.
+        here: It is to run on this machine, which has to have its devices.
 
     Raises:
-        InputError: In one sentence what is wrong with the target, the model or the inputs.
-        EnvironmentUnfitError: The device asked for is not there.
+        InputError: An input or option cannot be read.
+        EnvironmentUnfitError: A device asked for is not there.
     """
     assumed: list[str] = []
     mode: Mode = "training" if train else "inference"
     file = _input_file(inputs)
-    asked = Workload(
+    specs = () if file else parse_specs(inputs)
+    if here:
+        for text, spec in zip(inputs, specs, strict=not file):
+            program.check_device(spec.device or "cpu", f"--input '{text}'")
+    return Workload(
         target=str(saved_path(target) or target),
         entry=entry,
-        inputs=() if file else parse_specs(inputs),
+        inputs=specs,
         inputs_from=f"--input {file}" if file else "--input" if inputs else "",
         mode=mode,
-        device=program.check_device(device) if device else _default_device(assumed),
+        device=_device(device, here, assumed),
         seed=seed,
         trust=trust,
         model_from=absolute(model) if model else None,
@@ -67,8 +101,8 @@ def resolve(
         batch=batch,
         amp=_amp(amp),
         accumulate=accumulate,
+        assumed=tuple(assumed),
     )
-    return program.settle(asked, assumed)
 
 
 def _input_file(inputs: Sequence[str]) -> Path | None:
@@ -96,8 +130,11 @@ def _amp(amp: str | None) -> str | None:
     return AMP_DTYPES[amp]
 
 
-def _default_device(assumed: list[str]) -> str:
+def _device(given: str | None, here: bool, assumed: list[str]) -> str:
+    if given:
+        return program.check_device(given) if here else given
     if torch.cuda.is_available():
         return "cuda"
-    assumed.append("no CUDA device here: runs on the CPU")
+    if here:
+        assumed.append("no CUDA device here: runs on the CPU")
     return "cpu"

@@ -10,7 +10,7 @@ from torch import nn
 
 from fusionadvisor.errors import InputError
 from fusionadvisor.report.model import TensorSpec, Workload
-from fusionadvisor.workload.inputs import Declared, Given, Source, forward_names
+from fusionadvisor.workload.inputs import Declared, Given, Made, Source, forward_names
 from fusionadvisor.workload.target import Target, find_inputs, required_arguments
 from fusionadvisor.workload.usercode import set_mode, user_code
 
@@ -28,7 +28,11 @@ def find_source(workload: Workload, target: Target, model: nn.Module) -> tuple[S
         file = Path(given_by.removeprefix("--input "))
         return Given(read_inputs(file), file.name, workload.seed), given_by, []
     if given_by in ("--input", "guess"):
-        return Declared(_complete(workload.inputs, model), workload.seed), given_by, []
+        specs = _complete(workload.inputs, model)
+        apart = _apart(specs, workload.device) if given_by == "--input" else {}
+        return Declared(specs, workload.seed, apart), given_by, []
+    if target.make_inputs is not None:
+        return Made(target.make_inputs, workload.seed), "", []
     if target.inputs is not None:
         return Given(target.inputs, target.label, workload.seed), "", []
     if name := find_inputs(target.module, workload.mode == "training"):
@@ -42,6 +46,12 @@ def find_source(workload: Workload, target: Target, model: nn.Module) -> tuple[S
     return _guessed(workload, target, model)
 
 
+def _apart(specs: tuple[TensorSpec, ...], device: str) -> dict[str, str]:
+    """The inputs that are to be on another device than the model, by name."""
+    kind = torch.device(device).type
+    return {spec.name: spec.device for spec in specs if spec.device not in ("", kind, device)}
+
+
 def _guessed(workload: Workload, target: Target, model: nn.Module) -> tuple[Source, str, list[str]]:
     name = type(model).__name__
     scripted = isinstance(model, torch.jit.ScriptModule)
@@ -51,33 +61,35 @@ def _guessed(workload: Workload, target: Target, model: nn.Module) -> tuple[Sour
     needed = required_arguments(model.forward)
     if not takes and not scripted:
         return Given((), "forward", workload.seed), "", []
+    failure: InputError | None = None
     if len(needed) <= 1:
         for layer, spec in guesses(model):
             named = replace(spec, name=(needed or list(takes) or ["input0"])[0])
             source = Declared((named,), workload.seed)
-            if _accepts(model, source, workload):
+            failure = _failure(model, source)
+            if failure is None:
                 shape = ",".join(map(str, spec.shape))
                 return source, "guess", [f"input {named.name}={spec.dtype}[{shape}], guessed from {layer}"]
     define = "Define example_inputs() in it, or pass" if hasattr(target.module, "__file__") else "Pass"
     raise InputError(
         f"{target.label} gives no inputs for {name} (its forward takes {', '.join(takes) or 'inputs'}).",
         f'{define} --input "{takes[0] if takes else "x"}=float32[8,3,224,224]".',
-    )
+    ) from failure
 
 
-def _accepts(model: nn.Module, source: Source, workload: Workload) -> bool:
-    """Whether the model runs on a guess; any exception of its code is a no."""
+def _failure(model: nn.Module, source: Source) -> InputError | None:
+    """What the model raises on a guess; None where it runs."""
     training = model.training
     call = source.draw(0, ())
     try:
         with user_code("the guess fails"), torch.no_grad():
             set_mode(model, training=False)
             model(*call.args, **call.kwargs)
-    except InputError:
-        return False
+    except InputError as failure:
+        return failure
     finally:
         set_mode(model, training=training)
-    return True
+    return None
 
 
 def guesses(model: nn.Module) -> Iterator[tuple[str, TensorSpec]]:

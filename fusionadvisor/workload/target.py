@@ -1,7 +1,7 @@
 """What was typed, taken apart: which file, which model in it, which inputs."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -10,7 +10,7 @@ from typing import Any, Literal
 from torch import nn
 
 from fusionadvisor.errors import InputError, did_you_mean
-from fusionadvisor.workload.inputs import parameter_names
+from fusionadvisor.workload.inputs import Call, parameter_names
 from fusionadvisor.workload.sniff import sniff
 from fusionadvisor.workload.usercode import load_file, load_module, user_code
 
@@ -49,7 +49,9 @@ class Target:
     entry: str | None = None
     assumed: list[str] = field(default_factory=list)
     inputs: Any = None
-    """Inputs that come with the model: a Call or a function that draws one."""
+    """Inputs that come with the model: a Call."""
+    make_inputs: Callable[[int], Call] | None = None
+    """Makes inputs of a batch size."""
 
 
 # -- the file ---------------------------------------------------------------------------------------------------
@@ -101,7 +103,9 @@ def saved_path(target: str) -> Path | None:
     """The path of a target that is no Python file or module but exists: a checkpoint, or something to refuse."""
     path = Path(target).expanduser()
     is_python = path.suffix == ".py" and path.is_file()
-    return path.resolve() if path.exists() and not is_python else None
+    if not path.exists() or is_python:
+        return None
+    return path.resolve().parent if path.name == "config.json" else path.resolve()
 
 
 def _nearby(path: Path) -> str:

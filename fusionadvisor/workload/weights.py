@@ -124,13 +124,18 @@ def _check(model: nn.Module, wanted: dict[str, torch.Tensor], best: _Offer, labe
 
 def _missing(wanted: dict[str, torch.Tensor], matched: frozenset[str]) -> list[str]:
     """What is not in the file, but for tied weights, which are saved once, and counters that old files lack."""
-    there = {wanted[key].data_ptr() for key in matched if not wanted[key].is_meta and wanted[key].numel()}
+    there = {_memory(wanted[key]) for key in matched if not wanted[key].is_meta and wanted[key].numel()}
     return [
         key for key, tensor in wanted.items()
         if key not in matched
         and not key.endswith("num_batches_tracked")
-        and (tensor.is_meta or tensor.data_ptr() not in there)
+        and (tensor.is_meta or _memory(tensor) not in there)
     ]  # fmt: skip
+
+
+def _memory(tensor: torch.Tensor) -> tuple[int, int]:
+    """What tells apart where two tensors are, also where they have a storage without memory."""
+    return tensor.untyped_storage()._cdata, int(tensor.storage_offset())
 
 
 def _check_loaded(model: nn.Module, label: str) -> None:

@@ -1,6 +1,9 @@
 """Predictions of kernel streams, against hand-derived streams and against what an H100 launched."""
 
 import json
+import os
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -14,13 +17,14 @@ from fusionadvisor import trace
 from fusionadvisor.analysis.facts import Facts
 from fusionadvisor.analysis.summary import summarise
 from fusionadvisor.capture.predict import Predicted, predict, predict_model
+from fusionadvisor.capture.predicted import stream as stream_module
 from fusionadvisor.capture.predicted.stream import Factory
 from fusionadvisor.errors import InputError
 from fusionadvisor.report.codec import to_dict
 from fusionadvisor.report.model import Workload
 from fusionadvisor.rules.engine import run
 from fusionadvisor.trace.timeline import KERNEL_COLUMNS, LAUNCH_COLUMNS, MEMORY_COLUMNS, OP_COLUMNS, SYNC_COLUMNS
-from fusionadvisor.workload.resolve import resolve
+from fusionadvisor.workload.resolve import ask, resolve
 from tests.capture import architectures, h100, tiny
 from tests.capture.worker import predict_all
 from tests.shared import SHARED
@@ -251,6 +255,135 @@ def test_same_versions_same_bytes() -> None:
     assert text() == text()
 
 
+# -- models that would not fit here ----------------------------------------------------------------------------
+
+BILLIONS = """
+import torch
+from torch import nn
+
+def build_model():
+    return nn.Sequential(nn.Embedding(32000, 16384), *[nn.Linear(16384, 16384) for _ in range(26)])
+
+def example_inputs():
+    return torch.randint(0, 32000, (2, 64))
+"""
+_RSS = (
+    "import resource, subprocess, sys; code = subprocess.run(sys.argv[1:]).returncode; "
+    "print('kB', resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, file=sys.stderr); sys.exit(code)"
+)
+
+
+def profiled(target: Path, *words: str) -> tuple[int, str, str, int]:
+    """Exit code, outputs and the largest resident memory, in bytes, of the command or a process that it started."""
+    command = [sys.executable, "-m", "fusionadvisor", "profile", str(target), "--gpu", "h100", *words]
+    done = subprocess.run(
+        [sys.executable, "-c", _RSS, *command], capture_output=True, text=True, check=False, cwd=target.parent,
+        timeout=240, env={**os.environ, "PYTHONPATH": str(SAMPLES.parent), "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    *said, used = done.stderr.splitlines()
+    return done.returncode, done.stdout, "\n".join(said), int(used.removeprefix("kB ")) * 1024
+
+
+def test_seven_billion_parameters_are_predicted_from_the_command_line(tmp_path: Path) -> None:
+    (tmp_path / "big.py").write_text(BILLIONS)
+    code, out, err, used = profiled(tmp_path / "big.py", "--format", "json")
+    assert code == 0, err
+    assert used < 1e9  # the weights alone are 30 GB
+    report = json.loads(out)
+    assert report["predicted"]["kernels"] == 1 + 26
+    # of a layer's weight, bias, input and output in float32, of the embedding its indices and rows twice
+    layer = 4 * (16384**2 + 16384 + 2 * 128 * 16384)
+    assert report["predicted"]["bytes"] == 26 * layer + 8 * 128 + 2 * 4 * 128 * 16384
+    assert report["workload"]["model"] == "Sequential"
+    assert report["workload"]["inputs"][0]["shape"] == [2, 64]
+    assert "no CUDA device here: runs on the CPU" not in report["workload"]["assumed"]
+
+
+def test_a_folder_with_a_config_alone_is_predicted(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(architectures=["LlamaForCausalLM"], torch_dtype="bfloat16", num_hidden_layers=30)
+    config.save_pretrained(tmp_path / "llama")
+    code, out, err, used = profiled(tmp_path / "llama", "--entry", "decode", "--batch", "4", "--format", "json")
+    assert code == 0, err
+    assert used < 1e9
+    report = json.loads(out)
+    assert [spec["shape"] for spec in report["workload"]["inputs"]] == [[4, 1], [1]]
+    assert report["fusion"]["syncs"] == 0
+    reads = report["predicted"]["bytes"]
+    weights = 2 * (30 * (4 * 4096**2 + 3 * 4096 * 11008) + 32000 * 4096)
+    assert weights < reads < 1.5 * weights  # a decoding step reads every weight once
+
+
+def test_inputs_that_do_not_fit_a_large_model_are_told_as_of_a_small_one(tmp_path: Path) -> None:
+    (tmp_path / "big.py").write_text(BILLIONS.replace("randint(0, 32000, ", "randn("))
+    code, _, err, used = profiled(tmp_path / "big.py")
+    assert code == 2
+    assert "Sequential.0 fails with the inputs input=float32[2,64]" in err
+    assert "Give inputs that fit" in err
+    assert used < 1e9
+
+
+def test_weights_are_checked_by_name_and_shape_without_reading_them(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    model = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False))
+    save_file(model.state_dict(), tmp_path / "w.safetensors")
+    torch.save(model.half().state_dict(), tmp_path / "w.pt")
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\ndef build_model(n=2):\n    "
+        "return nn.Sequential(*[nn.Linear(64, 64, bias=False) for _ in range(n)])\n"
+    )
+    for name in ("w.safetensors", "w.pt"):
+        predicted = predict(ask(str(tmp_path / name), model=f"{tmp_path}/net.py", here=False), "h100")
+        assert predicted.workload is not None
+        assert f"2 of 2 weights from {name}" in predicted.workload.assumed
+        assert len(predicted.timeline.kernels) == 2
+        with pytest.raises(InputError, match="2 of 3 weights; missing"):
+            predict(ask(str(tmp_path / name), model=f"{tmp_path}/net.py", model_args=["n=3"], here=False), "h100")
+
+
+def test_what_cannot_be_built_without_memory_is_built_for_real_up_to_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_module, "LARGEST_ON_CPU", 10_000)
+    source = Factory(tiny.mlp, tiny.rows)
+    try:
+        raise RuntimeError("it calls NumPy")
+    except RuntimeError as error:
+        failure = error
+    with stream_module._limited(source, failure):
+        nn.Linear(40, 40)
+    with (
+        pytest.raises(InputError, match=r"without memory for its weights \(.*it calls NumPy\)"),
+        stream_module._limited(source, failure),
+    ):
+        nn.Linear(64, 64)
+    nn.Linear(64, 64)  # the limit is lifted
+
+
+MOVES = """
+from torch import nn
+
+class Moves(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.layer(x.to(self.layer.weight.device))
+"""
+
+
+def test_an_input_that_stays_on_the_cpu_is_copied_where_the_model_moves_it(tmp_path: Path) -> None:
+    target = tmp_path / "moves.py"
+    target.write_text(MOVES)
+
+    def copies(spec: str) -> list[str]:
+        found = predict(ask(str(target), inputs=[spec], here=False), "h100").timeline.memory
+        return [str(name) for name in found["name"]]
+
+    assert copies("x=f32[4,8]") == []
+    assert copies("x=f32[4,8]@cpu") == ["Memcpy HtoD (Pageable -> Device)"]
+
+
 # -- refusals ---------------------------------------------------------------------------------------------------
 
 
@@ -273,7 +406,7 @@ def test_a_function_no_process_can_import_is_refused() -> None:
 
 
 def test_a_model_that_fails_everywhere_is_an_error_of_one_sentence() -> None:
-    with pytest.raises(InputError, match="runs neither on a stand-in for H100 SXM"):
+    with pytest.raises(InputError, match=r"Mlp.first fails with the inputs x=float32\[16,63\]"):
         predict_model(tiny.mlp, tiny.wrong, "h100")
     # and this process has not become one with a fake device
     assert not torch.accelerator.is_available()

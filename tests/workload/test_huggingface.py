@@ -85,6 +85,7 @@ def test_a_folder_runs_with_inputs_from_its_config(folder: Callable[..., Path], 
     for key, value in own.state_dict().items():
         assert torch.equal(state[key], value), key
     call = program.call(seed=1)
+    assert f"model {workload.model} from config.json in float32" in workload.assumed
     with torch.no_grad():
         expected = own(**call.kwargs)
     for (_, ours), theirs in zip(tensors(program.step(call)), (t for _, t in tensors(expected)), strict=True):
@@ -121,6 +122,28 @@ def test_decode_reads_and_writes_a_static_cache(folder: Callable[..., Path]) -> 
     graph = record(lambda: decode.step(call), decode.model, call)
     assert "aten::index_copy_" in {op.name for op in graph.ops if op.mutates}
     assert torch.equal(decode.step(call).logits, decode.step(call).logits)
+
+
+def test_the_model_has_the_dtype_its_weights_were_saved_in(tmp_path: Path) -> None:
+    ARCHITECTURES["llama"]().to(torch.bfloat16).save_pretrained(tmp_path / "half")
+    workload = resolve(str(tmp_path / "half"), device="cpu")
+    assert "model LlamaForCausalLM from config.json in bfloat16" in workload.assumed
+    assert not any("cast" in phrase for phrase in workload.assumed)
+    assert {p.dtype for p in build(workload).model.parameters()} == {torch.bfloat16}
+    assert torch.get_default_dtype() is torch.float32
+
+
+@pytest.mark.parametrize("entry", ["prefill", "decode"])
+def test_a_batch_size_reaches_the_cache(folder: Callable[..., Path], entry: str) -> None:
+    program = build(resolve(str(folder("llama")), entry=entry, batch=3, device="cpu"))
+    assert program.workload.inputs[0].shape == (3, 128 if entry == "prefill" else 1)
+    assert program.step(program.call()).logits.shape[0] == 3
+    assert program.step(program.call(batch=5)).logits.shape[0] == 5
+
+
+def test_a_config_stands_for_its_folder(folder: Callable[..., Path]) -> None:
+    path = folder("bert")
+    assert resolve(str(path / "config.json"), device="cpu") == resolve(str(path), device="cpu")
 
 
 def test_a_model_that_does_not_generate_has_no_decode(folder: Callable[..., Path]) -> None:

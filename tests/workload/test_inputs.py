@@ -2,6 +2,7 @@
 
 from collections import namedtuple
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -9,8 +10,11 @@ import torch
 from torch import nn
 
 from fusionadvisor.errors import InputError
-from fusionadvisor.workload.inputs import Call, layout_of, redraw, tensors_in
-from fusionadvisor.workload.program import live
+from fusionadvisor.report.model import Workload
+from fusionadvisor.workload.inputs import Call, layout_of, parse_specs, redraw, tensors_in
+from fusionadvisor.workload.program import Program, live
+from fusionadvisor.workload.source import find_source
+from fusionadvisor.workload.target import Target
 
 Pair = namedtuple("Pair", "left right")
 
@@ -130,8 +134,31 @@ def test_batchable_is_what_the_model_can_do() -> None:
     assert live(Mixes(), torch.randn(4, 6)).batchable
     scalar = live(nn.Identity(), torch.tensor(1.0))
     assert not scalar.batchable
-    with pytest.raises(InputError, match="No input has a batch dimension"):
+    with pytest.raises(InputError, match="input has no batch dimension"):
         scalar.call(batch=2)
+
+
+def test_a_device_of_its_own_is_part_of_a_specification() -> None:
+    texts = ["x=f32[4,2]@cpu", "ids=int64[4]<10 @cuda:1", "y=f32[1,3,8,8] channels_last@cpu", "z=[3]"]
+    assert [spec.device for spec in parse_specs(texts)] == ["cpu", "cuda:1", "cpu", ""]
+    assert parse_specs(texts)[1].high == 9
+    for text in ("x=f32[4]@", "x=f32[4]@cpu@cpu", "x@cpu=f32[4]"):
+        with pytest.raises(InputError, match="cannot be read"):
+            parse_specs([text])
+
+
+def test_inputs_apart_stay_where_they_are_and_the_others_go_with_the_model() -> None:
+    class Moves(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return x.cpu() + y
+
+    workload = Workload("", device="meta", inputs=parse_specs(["x=f32[4]", "y=f32[4]@cpu"]), inputs_from="--input")
+    target = Target("", "", ModuleType("m"))
+    source, _, _ = find_source(workload, target, Moves())
+    call = Program(workload, Moves(), source).call()
+    assert [tensor.device.type for tensor in call.args] == ["meta", "cpu"]
+    here = Program(workload, Moves(), source, place="cpu").call()
+    assert [tensor.device.type for tensor in here.args] == ["cpu", "cpu"]
 
 
 def test_a_live_model_is_put_in_its_mode_and_stays_where_it_is() -> None:

@@ -11,7 +11,7 @@ from torch import nn
 from fusionadvisor.errors import EnvironmentUnfitError, InputError
 from fusionadvisor.report.model import Workload
 from fusionadvisor.workload.program import build
-from fusionadvisor.workload.resolve import resolve
+from fusionadvisor.workload.resolve import ask, resolve
 
 Write = Callable[..., str]
 
@@ -308,6 +308,36 @@ def test_a_device_that_is_not_here_is_the_environments_fault(write: Write) -> No
     with pytest.raises(EnvironmentUnfitError, match="CUDA"):
         resolve(write(NET + INPUTS), device="cuda")
     assert "is no device" in refused("user_model.py", device="gpu7").what
+    with pytest.raises(EnvironmentUnfitError, match=r"--input 'x=f32\[2,3\]@cuda': this torch"):
+        resolve("user_model.py", inputs=["x=f32[2,3]@cuda"])
+    assert refused("user_model.py", inputs=["[2,3]@gpu7"]).what == "--input '[2,3]@gpu7': 'gpu7' is no device."
+    assert ask("user_model.py", inputs=["x=f32[2,3]@cuda"], here=False).inputs[0].device == "cuda"
+
+
+FIXED = """
+import torch
+from torch import nn
+
+class Fixed(nn.Module):
+    def forward(self, x, mask, scale):
+        return x.view(4, 6) * mask.view(4, 1) * scale
+
+def example_inputs():
+    return torch.randn(4, 6), torch.ones(4), torch.tensor(2.0)
+"""
+
+
+def test_a_batch_size_that_cannot_be_changed_names_the_inputs(write: Write) -> None:
+    error = refused(write(FIXED), batch=16)
+    assert "Fixed does not run at batch 16: the batch dimension of x [4,6], mask [4] cannot be changed" in error.what
+    assert "user_model.py:7: RuntimeError: shape '[4, 6]' is invalid" in error.what
+    assert error.hint == "Leave --batch out: it runs at 4."
+    error = refused(write(FIXED.replace("torch.randn(4, 6)", "torch.randn(4, 7)")), batch=16)
+    assert "fails with the inputs x=float32[16,7]" in error.what  # not the batch's fault
+    scalar = (
+        NET.replace("return self.fc(x)", "return x + 1") + "\ndef example_inputs():\n    return torch.tensor(1.0)\n"
+    )
+    assert "x has no batch dimension" in refused(write(scalar), batch=2).what
 
 
 # -- programs ----------------------------------------------------------------------------------------------------

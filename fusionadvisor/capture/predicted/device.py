@@ -6,7 +6,7 @@ there: which attention kernel runs, which optimizer loop, what autocast casts.
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
@@ -141,9 +141,13 @@ class Session:
             know(fresh, real)
         return fresh.requires_grad_(tensor.requires_grad) if tensor.is_leaf else fresh
 
-    def place_call(self, call: Call) -> Call:
-        """A call's inputs on the fake device."""
-        return call.map(lambda _, tensor: self.place(tensor))
+    def place_call(self, call: Call, names: Sequence[str], apart: Mapping[str, str]) -> Call:
+        """A call's inputs on the fake device, but for those ``apart`` on a device of their own, by name."""
+        placed = call.map(lambda name, tensor: tensor if apart.get(name) == "cpu" else self.place(tensor), names)
+        for value in (*placed.args, *placed.kwargs.values()):
+            if hasattr(value, "__dict__") and not isinstance(value, torch.Tensor):  # a cache of keys and values
+                vars(value).update(Call(kwargs=vars(value)).map(lambda _, tensor: self.place(tensor)).kwargs)
+        return placed
 
 
 class _Replaced:

@@ -2,12 +2,15 @@
 
 import traceback
 import warnings
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.optim import Optimizer
 
 from fusionadvisor.capture.predicted import device, rules
@@ -23,7 +26,7 @@ from fusionadvisor.units import size_bytes
 from fusionadvisor.workload import program
 from fusionadvisor.workload.inputs import Call
 from fusionadvisor.workload.program import Program
-from fusionadvisor.workload.usercode import what_happened
+from fusionadvisor.workload.usercode import about_inputs
 
 LARGEST_ON_CPU = 4_000_000_000
 """Bytes of weights up to which a model that cannot run without memory is built for real."""
@@ -52,6 +55,7 @@ class Stream:
         unknown: Ops that are not in the table, and how often they ran.
         torch: Version whose ops these are.
         fallback: Why the run took place on the CPU instead; empty where it did not.
+        workload: What was run, with everything found out filled in; None for a factory.
     """
 
     flow: FlowGraph
@@ -61,6 +65,16 @@ class Stream:
     unknown: dict[str, int] = field(default_factory=dict)
     torch: str = torch.__version__
     fallback: str = ""
+    workload: Workload | None = None
+
+
+@dataclass(frozen=True)
+class _Built:
+    """A program with the inputs of its run, and what had to be assumed to open it."""
+
+    program: Program
+    call: Call
+    said: tuple[str, ...] = ()
 
 
 def stream(source: Workload | Factory, gpu: Silicon, crashed: str = "") -> Stream:
@@ -79,74 +93,116 @@ def stream(source: Workload | Factory, gpu: Silicon, crashed: str = "") -> Strea
         return _on_cpu(source, gpu, crashed)
     device.register()
     session = device.Session(gpu)
-    built: Program | None = None
+    built: _Built | None = None
     try:
-        built, call = _built(source, session)
-        specs = built.specs(call)
+        built = _built(source, session)
+        specs = built.program.specs(built.call)
         session.known.stand_ins.clear()
+        running = replace(built.program, place="")
         with session.on_gpu(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            session.move(built.model)
-            flow = _record(built, session.place_call(call))
+            session.move(running.model)
+            call = session.place_call(built.call, running.names, running.source.devices)
+            flow = record(lambda: running.step(call, running.model), running.model, call)
     except FusionAdvisorError:
         raise
     except Exception as error:
-        if built is not None and (size := _weights(built.model)) > LARGEST_ON_CPU:
-            raise InputError(
-                f"The model does not run on a stand-in for {gpu.name} ({_said(error)}), and its weights of "
-                f"{size_bytes(size)} are too large to run it on the CPU instead.",
-                "Predict it with fewer layers.",
-            ) from error
+        if built is not None and (size := _weights(built.program.model)) > LARGEST_ON_CPU:
+            raise _too_large(built, error, size, gpu) from error
         return _on_cpu(source, gpu, _said(error))
-    return _looked_up(flow, gpu, specs, session.known.stand_ins)
+    return _looked_up(source, built, flow, gpu, specs, session.known.stand_ins)
 
 
-def _weights(model: torch.nn.Module) -> int:
+def _weights(model: nn.Module) -> int:
     return sum(t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers()))
 
 
-def _built(source: Workload | Factory, session: device.Session) -> tuple[Program, Call]:
+def _too_large(built: _Built, error: Exception, size: int, gpu: Silicon) -> InputError:
+    """Why a model that failed on the stand-in is not tried on the CPU; where its inputs are to blame, that they are."""
+    if about_inputs(error):
+        return program.misfit(error, built.program.model, built.program.specs(built.call))
+    return InputError(
+        f"The model does not run on a stand-in for {gpu.name} ({_said(error)}), and its weights of "
+        f"{size_bytes(size)} are too large to run it on the CPU instead.",
+        "Predict it with fewer layers.",
+    )
+
+
+def _built(source: Workload | Factory, session: device.Session) -> _Built:
     """The program without memory for weights where its code allows it, with them where not; inputs are real."""
     with session.pretence():
         try:
-            built = _build(source, session.on_cpu())
-        except Exception:  # noqa: BLE001 - building it for real tells what is wrong, if anything is
-            built = _build(source, nullcontext())
-        call = built.call()
-        # its own device from here on: autocast asks for it
-        return replace(built, workload=replace(built.workload, device="cuda")), call
+            return _build(source, session.on_cpu())
+        except Exception as error:
+            if isinstance(error, InputError) and error.__cause__ is None:
+                raise  # nothing that ran was to blame
+            with _limited(source, error):
+                return _build(source, nullcontext())
 
 
-def _build(source: Workload | Factory, where: AbstractContextManager[None]) -> Program:
+@contextmanager
+def _limited(source: Workload | Factory, before: Exception) -> Iterator[None]:
+    """Build for real only what fits into memory beside everything else.
+
+    Raises:
+        InputError: The weights are larger; says what went wrong ``before``, without memory.
+    """
+    refusal = before if isinstance(before, InputError) else InputError(
+        f"The model cannot be built without memory for its weights ({_said(before)}), and over "
+        f"{size_bytes(LARGEST_ON_CPU)} they are too large to build it for real.",
+        "Predict it with fewer layers.",
+    )  # fmt: skip
+    registered = 0
+
+    def count(module: nn.Module, name: str, parameter: torch.Tensor | None) -> None:
+        nonlocal registered
+        registered += parameter.nbytes if parameter is not None else 0
+        if registered > LARGEST_ON_CPU:
+            raise refusal
+
+    if isinstance(source, Workload) and _bytes_on_disk(Path(source.target)) > LARGEST_ON_CPU:
+        raise refusal
+    handle = register_module_parameter_registration_hook(count)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _bytes_on_disk(path: Path) -> int:
+    files = path.iterdir() if path.is_dir() else [path] if path.is_file() else []
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
+def _build(source: Workload | Factory, where: AbstractContextManager[None]) -> _Built:
     if isinstance(source, Workload):
         with where:
-            return program.build(replace(source, device="cpu"))
+            made, said = program.opened(_for_gpu(source), place="cpu")
+        return _Built(made, made.call(), tuple(said))
     with where:
         model = source.model()
     made = program.live(model, source.inputs, mode=source.mode, device="cpu", step=source.step)
     if source.optimizer is not None and made.training is not None:
         made.training.make_optimizer = source.optimizer
-    return made
+    # its own device from here on: autocast asks for it
+    return _Built(replace(made, workload=replace(made.workload, device="cuda"), place="cpu"), made.call())
 
 
-def _record(built: Program, call: Call) -> FlowGraph:
-    return record(lambda: built.step(call, built.model), built.model, call)
+def _for_gpu(workload: Workload) -> Workload:
+    """The workload on a GPU. Inputs that were put on another device than the model stay there."""
+    found_there = workload.device if workload.model is not None else None
+    specs = tuple(replace(spec, device="") if spec.device == found_there else spec for spec in workload.inputs)
+    return replace(workload, device="cuda", inputs=specs)
 
 
 def _on_cpu(source: Workload | Factory, gpu: Silicon, reason: str) -> Stream:
     """A real run on the CPU; its ops are taken for the GPU's."""
-    try:
-        built = _build(source, nullcontext())
-        call = built.call()
-        flow = _record(built, call)
-    except FusionAdvisorError:
-        raise
-    except Exception as second:
-        raise InputError(
-            f"The model runs neither on a stand-in for {gpu.name} ({reason}) nor on the CPU ({what_happened(second)}).",
-            "Check that it runs here on the CPU first.",
-        ) from second
-    return replace(_looked_up(flow, gpu, built.specs(call), {}), fallback=reason)
+    built = _build(source, nullcontext())
+    running = replace(built.program, workload=replace(built.program.workload, device="cpu"))
+    call = running.run_once()
+    flow = record(lambda: running.step(call), running.model, call)
+    found = _looked_up(source, built, flow, gpu, running.specs(call), {})
+    return replace(found, fallback=reason)
 
 
 def _said(error: Exception) -> str:
@@ -155,7 +211,14 @@ def _said(error: Exception) -> str:
     return f"{type(error).__name__} at {place.name}: {text}" if text else type(error).__name__
 
 
-def _looked_up(flow: FlowGraph, gpu: Silicon, specs: tuple[TensorSpec, ...], stand_ins: dict[str, int]) -> Stream:
+def _looked_up(
+    source: Workload | Factory,
+    built: _Built,
+    flow: FlowGraph,
+    gpu: Silicon,
+    specs: tuple[TensorSpec, ...],
+    stand_ins: dict[str, int],
+) -> Stream:
     every_op_counts = not any(on_gpu(v) for v in flow.values)
     flow = replace(flow, values=tuple(_on_cuda(v, everything=every_op_counts) for v in flow.values))
     work: list[tuple[int, tuple[Work, ...]]] = []
@@ -169,7 +232,16 @@ def _looked_up(flow: FlowGraph, gpu: Silicon, specs: tuple[TensorSpec, ...], sta
             work.append((op.index, tuple(launched)))
             if rules.entry(call) is None:
                 unknown[op.name] = unknown.get(op.name, 0) + 1
-    return Stream(flow, tuple(work), specs, dict(stand_ins), unknown)
+    ran = _described(source, built, specs) if isinstance(source, Workload) else None
+    return Stream(flow, tuple(work), specs, dict(stand_ins), unknown, workload=ran)
+
+
+def _described(source: Workload, built: _Built, specs: tuple[TensorSpec, ...]) -> Workload:
+    """The workload with what was found out; its device stays the one that it would run on here."""
+    if source.model is not None:
+        return replace(source, inputs=specs)
+    found = program.described(built.program, built.call, built.said)
+    return replace(found, device=source.device)
 
 
 def _on_cuda(value: Value, *, everything: bool) -> Value:
