@@ -36,8 +36,10 @@ def size_bytes(count: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Format a share in [0, 1]: ``36 %``, ``0.4 %``."""
+    """Format a share in [0, 1]: ``36 %``, ``0.4 %``, ``<0.1 %``."""
     value = 100 * share
+    if 0 < abs(value) < 0.05:
+        return "<0.1 %"
     return f"{value:.1f} %" if 0 < abs(value) < 0.95 else f"{value:.0f} %"
 
 

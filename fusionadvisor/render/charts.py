@@ -4,7 +4,8 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from fusionadvisor.report.model import Attempt, Finding, KernelTable, Timing
+from fusionadvisor.render.labels import Scale
+from fusionadvisor.report.model import Finding, KernelTable, Timing
 from fusionadvisor.units import size_bytes, time_us
 
 WIDTH = 1000
@@ -35,8 +36,16 @@ def css(word: str) -> str:
     return "".join(c if c.isalnum() else "-" for c in word)
 
 
-def _anchor(tick: int, last: int) -> str:
-    return "start" if tick == 0 else "end" if tick == last else "middle"
+def ticks(low: float, high: float) -> list[tuple[float, str]]:
+    """Return some round times from ``low`` to ``high`` in µs, with what to write at each."""
+    scale = Scale.of(high)
+    rough = (high - low) * scale.per_us / 6
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * n for n in (1, 2, 5, 10) if power * n >= rough)
+    digits = max(0, -math.floor(math.log10(step) + 1e-9))
+    first = math.ceil(low * scale.per_us / step - 1e-9)
+    count = math.floor(high * scale.per_us / step + 1e-9) - first + 1
+    return [(n * step / scale.per_us, f"{n * step:.{digits}f} {scale.unit}") for n in range(first, first + count)]
 
 
 def saving(finding: Finding, whole_us: float) -> str:
@@ -73,32 +82,11 @@ def samples(arms: Sequence[tuple[str, Timing]]) -> str:
         )
         body.append(rect(left + (timing.median_ms - low) * scale - 1, y - 3, 2, 28, "median"))
     bottom = 8 + 34 * len(arms)
-    body += [
-        text(left + span * i / 4 * scale, bottom + 12, time_us((low + span * i / 4) * 1e3), "tick", _anchor(i, 4))
-        for i in range(5)
-    ]
+    for mark, said in ticks(low * 1e3, (low + span) * 1e3):
+        x = left + (mark / 1e3 - low) * scale
+        body.insert(0, f'<path class="grid" d="M{x:.2f} 0V{bottom:g}"/>')
+        body.append(text(x, bottom + 12, said, "tick", "end" if x > WIDTH - 30 else "middle"))
     return svg(bottom + 18, body, "samples of each arm")
-
-
-def waterfall(attempts: Sequence[Attempt]) -> str:
-    """Return the latency from the original through each kept step as bars, shorter is faster.
-
-    Each step divides what was before it by its own speed-up, so that what drifts between the steps is left out.
-    """
-    kept = [a for a in attempts if a.kept and a.before and a.speedup]
-    if not kept or kept[0].before is None:
-        return ""
-    bars = [("original", kept[0].before.median_ms)]
-    for attempt in kept:
-        bars.append((attempt.strategy, bars[-1][1] / (attempt.speedup.median if attempt.speedup else 1.0)))
-    scale, body = (WIDTH - 330) / max(ms for _, ms in bars), []
-    for row, (name, ms) in enumerate(bars):
-        y = 4 + 28 * row
-        body.append(text(188, y + 15, name, "label", "end"))
-        body.append(rect(200, y, ms * scale, 20, "after" if row else "before"))
-        gain = f"  {bars[0][1] / ms:.2f}×" if row else ""
-        body.append(text(206 + ms * scale, y + 15, time_us(ms * 1e3) + gain, "label"))
-    return svg(8 + 28 * len(bars), body, "latency after each step")
 
 
 def roofline(table: KernelTable, limit_gbs: float | None) -> str:

@@ -1,5 +1,6 @@
 """A report as one HTML page that needs nothing else: no network, and no script to be read. From the report alone."""
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
@@ -48,7 +49,7 @@ def compose(report: Report) -> str:
         timeline_data=timeline.data(steps, word) if steps else "",
         fitted=report.latency is not None,
         roofline=charts.roofline(table, report.environment.copy_gbs or report.environment.peak_gbs),
-        waterfall=charts.waterfall(report.attempts),
+        waterfall=_waterfall(report),
         strips=charts.samples(timed),
         findings=[(f, charts.saving(f, verdict.of_step(report)), catalog.url(f.rule)) for f in verdict.ranked(report)],
         common=verdict.common(report.findings),
@@ -58,6 +59,9 @@ def compose(report: Report) -> str:
         labels=labels,
         table=table,
         scale=verdict.scale(report),
+        created=_moment(report.created),
+        nearly=labels.near_misses(report.near_misses),
+        small=Counter(f.rule for f in report.findings if f.footnote),
         percent=percent,
     )
 
@@ -73,15 +77,22 @@ def _template() -> "Template":
     return env.get_template("report.html")
 
 
+def _moment(created: str) -> str:
+    """``2026-01-02 03:04 UTC`` of a time as a report has it."""
+    date, _, time = created.partition("T")
+    return f"{date} {time[:5]} UTC" if created.endswith("+00:00") else created
+
+
 def _arms(report: Report) -> list[timeline.Arm]:
     """What to draw along time: one step, and where something was kept the step it became."""
     length = report.latency.median_ms * 1e3 if report.latency else None
+    worth = [f for f in report.findings if not f.footnote]
     both = verdict.arms(report)
     if both is None or report.timeline_after is None:
-        drawn = [timeline.arm(report.timeline, "", length, report.findings)]
+        drawn = [timeline.arm(report.timeline, "", length, worth)]
     else:
         drawn = [
-            timeline.arm(report.timeline, "before", length, report.findings, _drift(report)),
+            timeline.arm(report.timeline, "before", length, worth, _drift(report)),
             timeline.arm(report.timeline_after, "after", both[1] * 1e3),
         ]
     return [one for one in drawn if one]
@@ -118,6 +129,31 @@ def _tiles(report: Report) -> list[tuple[str, str]]:
     if moved:
         tiles.append(("moved a step", size_bytes(moved / verdict.steps_shown(report))))
     return tiles
+
+
+def _waterfall(report: Report) -> list[tuple[str, str, float, str, str]]:
+    """Latency from the original through each kept step to what the findings would leave, as bars.
+
+    Each step divides what was before it by its own speed-up, so that what drifts between the steps is left out.
+
+    Returns:
+        For each bar its name, its class, its length as a share of the longest, its time, and the speed-up until then.
+    """
+    kept = [a for a in report.attempts if a.kept and a.before and a.speedup]
+    if not kept or kept[0].before is None:
+        return []
+    whole = kept[0].before.median_ms
+    bars = [("original", "before", whole)]
+    for attempt in kept:
+        bars.append((attempt.strategy, "after", bars[-1][2] / (attempt.speedup.median if attempt.speedup else 1.0)))
+    if could := verdict.could_save(report):
+        floor = max(whole * (1 - could / verdict.of_step(report)), 0.0)
+        bars.append((f"least by the {labels.bound(report)}s", "floor", floor))
+    scale, longest = labels.Scale.of(whole * 1e3), max(ms for _, _, ms in bars) or 1.0
+    return [
+        (name, kind, ms / longest, scale.time(ms * 1e3), labels.ratio(whole / ms) if kind == "after" else "")
+        for name, kind, ms in bars
+    ]
 
 
 @dataclass(frozen=True, slots=True)

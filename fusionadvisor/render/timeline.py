@@ -5,13 +5,11 @@ it anew for the part that a reader zooms to.
 """
 
 import json
-import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from fusionadvisor.render.charts import WIDTH, css, rect, svg, text
-from fusionadvisor.render.labels import Scale
+from fusionadvisor.render.charts import WIDTH, css, rect, svg, text, ticks
 from fusionadvisor.report.model import Finding, KernelTable, TimelineSummary
 from fusionadvisor.units import plural, time_us
 
@@ -27,6 +25,8 @@ LETTER = 6.6
 """Width of a letter at the most."""
 TIGHT = 3
 """Brackets narrower than this are drawn as one with their neighbours."""
+APART = 8
+"""Kernels between two of a group from which they get a bracket each: one over both would hold what is not meant."""
 NAME = 160
 
 
@@ -196,18 +196,6 @@ def _height(one: Arm) -> float:
     return (HEAD if one.name else 0) + (BRACKET + BAR) * len(one.lanes)
 
 
-def ticks(low: float, high: float) -> list[tuple[float, str]]:
-    """Return some round times from ``low`` to ``high`` in µs, with what to write at each."""
-    scale = Scale.of(high)
-    rough = (high - low) * scale.per_us / 6
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(power * n for n in (1, 2, 5, 10) if power * n >= rough)
-    digits = max(0, -math.floor(math.log10(step) + 1e-9))
-    first = math.ceil(low * scale.per_us / step - 1e-9)
-    count = math.floor(high * scale.per_us / step + 1e-9) - first + 1
-    return [(n * step / scale.per_us, f"{n * step:.{digits}f} {scale.unit}") for n in range(first, first + count)]
-
-
 def _bars(bars: Sequence[Bar], left: float, scale: float, y: float) -> list[str]:
     if len(bars) > COLUMNS:
         return _columns(bars, left, scale, y)
@@ -238,13 +226,8 @@ def _columns(bars: Sequence[Bar], left: float, scale: float, y: float) -> list[s
 
 
 def _brackets(lane: Lane, rules: Mapping[int, str], left: float, scale: float, y: float) -> list[str]:
-    ends: dict[int, tuple[float, float]] = {}
-    for bar in lane.bars:
-        if bar.group >= 0:
-            start, end = ends.get(bar.group, (bar.start, bar.start))
-            ends[bar.group] = start, max(end, bar.start + bar.dur)
     drawn: list[tuple[float, float, int]] = []
-    for group, (start, end) in ends.items():
+    for group, start, end in _runs(lane.bars):
         a, b = left + start * scale, left + end * scale
         if drawn and a - drawn[-1][1] < TIGHT and min(b - a, drawn[-1][1] - drawn[-1][0]) < TIGHT:
             drawn[-1] = drawn[-1][0], max(b, drawn[-1][1]), -1
@@ -252,8 +235,7 @@ def _brackets(lane: Lane, rules: Mapping[int, str], left: float, scale: float, y
             drawn.append((a, b, group))
     body = []
     for a, b, group in drawn:
-        rule = rules.get(group, "")
-        if rule and b - a >= len(rule) * LETTER + 14:
+        if rule := _fitting(rules.get(group, ""), b - a):
             middle, half = (a + b) / 2, len(rule) * LETTER / 2 + 3
             body.append(
                 f'<path class="bracket" d="M{a + 0.75:.2f} {y + 12:g}v-5H{middle - half:.2f}'
@@ -264,6 +246,30 @@ def _brackets(lane: Lane, rules: Mapping[int, str], left: float, scale: float, y
             end = max(b - 0.75, a + 1.75)
             body.append(f'<path class="bracket" d="M{a + 0.75:.2f} {y + 12:g}v-5H{end:.2f}v5"/>')
     return body
+
+
+def _fitting(rules: str, width: float) -> str:
+    """As much of ``FA101, FA102`` as a bracket has room for, empty for none."""
+    first, *others = rules.split(", ")
+    shorter = [f"{first} +{len(others)}"] if others else []
+    return next((said for said in (rules, *shorter) if said and len(said) * LETTER + 14 <= width), "")
+
+
+def _runs(bars: Sequence[Bar]) -> list[tuple[int, float, float]]:
+    """Group, start and end of each run of a group's kernels that has no more than a few others in it."""
+    runs: list[tuple[int, float, float]] = []
+    last: dict[int, tuple[int, int]] = {}  # of each group its last kernel, and the run that is in
+    for index, bar in enumerate(bars):
+        if bar.group < 0:
+            continue
+        end = bar.start + bar.dur
+        before, run = last.get(bar.group, (-APART - 2, 0))
+        if index - before > APART + 1:
+            run = len(runs)
+            runs.append((bar.group, bar.start, end))
+        runs[run] = (bar.group, runs[run][1], max(runs[run][2], end))
+        last[bar.group] = index, run
+    return runs
 
 
 def data(arms: Sequence[Arm], word: str = "kernel") -> str:

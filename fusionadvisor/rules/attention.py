@@ -123,9 +123,8 @@ class WrittenOutAttention(Rule):
             f"{chain(facts.nodes[i] for i in nodes)}."
         ]
         if scores is not None:
-            said.append(
-                f"The scores have {units.size_bytes(scores.bytes)} and pass through memory {len(between)} times."
-            )
+            often = "once" if len(between) == 1 else f"{len(between)} times"
+            said.append(f"The scores have {units.size_bytes(scores.bytes)} and pass through memory {often}.")
         us = sum(n.us for n in inside)
         if facts.bandwidth is None or facts.gpu is None:
             said.append("Saves at most the measured time of what is between the two GEMMs.")

@@ -80,9 +80,19 @@ def test_kernels_sort_by_any_column(shown: Any) -> None:
     assert column(page, 4) == sorted(column(page, 4))
     page.get_by_role("button", name="mean µs").click()
     assert column(page, 6) == sorted(column(page, 6), reverse=True)
-    page.get_by_role("button", name="name").click()
+    page.get_by_role("button", name="name", exact=True).click()
     names = page.locator("table.sortable tbody tr td:nth-child(1)").all_inner_texts()
     assert names[1:] == sorted(names[1:])
+
+
+def test_a_long_table_is_cut_until_asked_for(shown: Any) -> None:
+    page = shown(many(2_000))
+    rows = page.locator("table.sortable tbody tr:visible")
+    assert rows.count() == 30
+    page.get_by_role("button", name="Show all 701").click()
+    assert rows.count() == 701
+    assert page.get_by_role("button", name="Show fewer").count() == 1
+    assert shown(PROFILE).locator("button.more").count() == 0
 
 
 def test_hostile_names_do_nothing(shown: Any) -> None:

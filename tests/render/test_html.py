@@ -99,13 +99,16 @@ def test_saving_is_to_the_scale_of_the_step() -> None:
 
 
 def test_waterfall_is_to_scale() -> None:
-    widths = [float(w) for w in re.findall(r'width="([\d.]+)" height="20"', charts.waterfall(APPLY.attempts))]
-    assert [w / widths[0] for w in widths] == pytest.approx([1, 461.1 / 462, 278 / 462], abs=1e-4)
+    shares = [
+        float(w) / 100
+        for w in re.findall(r'class="(?:before|after|floor)" style="width: ([\d.]+)%', html.compose(APPLY))
+    ]
+    # the findings would leave 462 - 111 - 74 µs
+    assert shares == pytest.approx([1, 461.1 / 462, 278 / 462, 277 / 462], abs=1e-4)
 
 
 def test_nothing_to_draw_draws_nothing() -> None:
     assert PROFILE.timeline is not None
-    assert charts.waterfall(()) == ""
     assert charts.roofline(PROFILE.timeline.kernels, None) == ""
     assert charts.samples([]) == ""
     assert "circle" not in charts.samples([("a", Timing(1.0, (1.0, 1.0)))])

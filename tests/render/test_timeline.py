@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from fusionadvisor.render import timeline
-from fusionadvisor.render.timeline import COLUMNS, arm, draw, ticks
+from fusionadvisor.render.charts import ticks
+from fusionadvisor.render.timeline import COLUMNS, arm, draw
 from fusionadvisor.report.model import KernelTable, TimelineSummary
 from tests.report.steps import finding
 

@@ -15,3 +15,19 @@ for (const table of document.querySelectorAll("table.sortable")) {
     });
   });
 }
+for (const table of document.querySelectorAll("table.sortable")) {
+  const cells = [...table.querySelectorAll("td.name")];
+  for (const cell of cells) cell.title = cell.textContent;
+  table.classList.add("short");
+  const cut = cell => cell.firstChild.scrollHeight > cell.firstChild.clientHeight + 2;
+  if (cells.length <= 30 && !cells.some(cut)) continue;
+  const button = document.createElement("button");
+  const tell = () => {
+    const short = table.classList.contains("short");
+    button.textContent = short ? `Show all ${cells.length}, with whole names` : "Show fewer";
+  };
+  button.className = "more";
+  button.addEventListener("click", () => { table.classList.toggle("short"); tell(); });
+  tell();
+  table.closest(".scroll").after(button);
+}

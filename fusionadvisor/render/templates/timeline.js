@@ -1,6 +1,6 @@
 // The timeline as render/timeline.py draws it, for the part of the step that the reader zooms to.
 {
-  const WIDTH = 1000, COLUMNS = 500, HEAD = 28, BRACKET = 14, BAR = 26, SAID = 56, LETTER = 6.6, TIGHT = 3, SHORTEST = 0.05;
+  const WIDTH = 1000, COLUMNS = 500, HEAD = 28, BRACKET = 14, BAR = 26, SAID = 56, LETTER = 6.6, TIGHT = 3, APART = 8, SHORTEST = 0.05;
   const svg = document.querySelector("svg.timeline");
   const data = JSON.parse(document.getElementById("timeline-data").textContent);
   const whole = Math.max(...data.arms.map(arm => arm.length));
@@ -11,6 +11,19 @@
     let at = 0;
     lane.start = lane.start.map(step => (at += step) / 1e3);
     lane.end = lane.dur.map((dur, i) => lane.start[i] + dur / 1e3);
+    lane.runs = runs(lane);
+  }
+
+  function runs(lane) {
+    const found = [], last = new Map();
+    lane.group.forEach((group, i) => {
+      if (group < 0) return;
+      let [before, run] = last.get(group) || [-APART - 2, null];
+      if (i - before > APART + 1) found.push(run = [group, lane.start[i], 0]);
+      run[2] = Math.max(run[2], lane.end[i]);
+      last.set(group, [i, run]);
+    });
+    return found;
   }
 
   const spell = us => us >= 999995 ? `${(us / 1e6).toFixed(2)} s` : us >= 9999.5 ? `${(us / 1e3).toFixed(1)} ms`
@@ -100,14 +113,8 @@
   }
 
   function brackets(body, arm, lane, at, y) {
-    const ends = new Map();
-    lane.group.forEach((group, i) => {
-      if (group < 0) return;
-      const known = ends.get(group) || [lane.start[i], 0];
-      ends.set(group, [known[0], Math.max(known[1], lane.end[i])]);
-    });
     const drawn = [];
-    for (const [group, [start, end]] of ends) {
+    for (const [group, start, end] of lane.runs) {
       if (end <= view[0] || start >= view[1]) continue;
       const a = at(start), b = at(end), last = drawn.at(-1);
       if (last && a - last[1] < TIGHT && Math.min(b - a, last[1] - last[0]) < TIGHT)
@@ -115,9 +122,9 @@
       else drawn.push([a, b, group]);
     }
     for (const [a, b, group] of drawn) {
-      const rule = arm.rules[group] || "";
+      const rule = fitting(arm.rules[group] || "", b - a);
       const top = `M${(a + 0.75).toFixed(2)} ${y + 12}v-5H`;
-      if (rule && b - a >= rule.length * LETTER + 14) {
+      if (rule) {
         const middle = (a + b) / 2, half = rule.length * LETTER / 2 + 3;
         const d = `${top}${(middle - half).toFixed(2)}M${(middle + half).toFixed(2)} ${y + 7}H${(b - 0.75).toFixed(2)}v5`;
         body.push(node("path", {class: "bracket", d}), write(middle, y + 11, rule, "rule", "middle"));
@@ -125,6 +132,12 @@
         body.push(node("path", {class: "bracket", d: `${top}${Math.max(b - 0.75, a + 1.75).toFixed(2)}v5`}));
       }
     }
+  }
+
+  function fitting(rules, width) {
+    const [first, ...others] = rules.split(", ");
+    const said = others.length ? [rules, `${first} +${others.length}`] : [rules];
+    return said.find(words => words && words.length * LETTER + 14 <= width) || "";
   }
 
   function show(from, to) {
