@@ -56,7 +56,7 @@ class Entry:
 
 STRATEGIES: tuple[Entry, ...] = (
     Entry("fuse_modules", "Fold batch norm, join activations", "fusionadvisor.strategies.fuse_modules:FuseModules"),
-    Entry("horizontal", "Merge layers that read one input", "fusionadvisor.strategies.horizontal:Horizontal"),
+    Entry("horizontal", "Merge sibling layers, batch small products", "fusionadvisor.strategies.horizontal:Horizontal"),
     Entry("sdpa", "Use scaled dot-product attention", "fusionadvisor.strategies.sdpa:Sdpa"),
     Entry("fx", "Rewrite a captured graph", "fusionadvisor.strategies.fx:FxPasses"),
     Entry("inplace", "Do activations in place", "fusionadvisor.strategies.inplace:InPlace"),
@@ -98,7 +98,7 @@ _RULES: tuple[Entry, ...] = (
     Entry("FA202", "Merge the convolutions that read one input",
           "fusionadvisor.rules.horizontal:SiblingConvolutions", ("horizontal",), "no sibling convolutions"),
     Entry("FA203", "Batch the small GEMMs", "fusionadvisor.rules.horizontal:SmallGemms",
-          (), "no loops of small GEMMs"),
+          ("horizontal",), "no loops of small GEMMs"),
     Entry("FA204", "Update all parameters in one kernel", "fusionadvisor.rules.training:ForLoopOptimizer",
           ("optimizer",), "optimizer is fused"),
     Entry("FA301", "Replay the step as a graph", "fusionadvisor.rules.launch:LaunchBound",

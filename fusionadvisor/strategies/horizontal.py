@@ -1,8 +1,9 @@
-"""Merge layers that read one input, and convolutions of one input whose outputs are only summed."""
+"""Merge layers that read one input, sum those that are only summed, and batch equal products of several inputs."""
 
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 
 from fusionadvisor.flow.graph import FlowGraph, ModuleCall, Op
 from fusionadvisor.report.model import Refusal, Source
-from fusionadvisor.strategies import parts, source, sums
+from fusionadvisor.strategies import batched, parts, source, sums
 from fusionadvisor.strategies.base import Plan, Site, Strategy, Subject
 from fusionadvisor.strategies.modules import Sharing, blocker, replace, unfit
 
@@ -22,7 +23,7 @@ _VIEWS = frozenset({"aten::view", "aten::as_strided", "aten::_reshape_alias"})
 
 
 class Horizontal(Strategy):
-    """Merge layers that read one input.
+    """Merge layers that read one input, and batch equal products of several.
 
     ## What it does
     Linear layers that read the same tensor (query, key and value; gate and up) become one layer with their weights
@@ -30,6 +31,11 @@ class Horizontal(Strategy):
     computes, the others take their part if it was computed from the very tensor they are given, unchanged since, and
     compute alone if not: so it is right in models that cannot be traced and on paths that were not recorded.
     Convolutions or linear layers of one input whose outputs are only summed become one with the sum of their weights.
+
+    Three or more small matrix products of one shape, each on an input of its own and none in need of another (experts,
+    heads or towers in a loop), become one batched product: the forward of the module around them is captured and its
+    lines put in another order, all inputs first. Slices of one tensor are read where they are, others stacked. The
+    weights of linear layers are kept side by side; a layer called several times reads all its inputs at once.
 
     ## When it helps
     Small layers: one kernel that fills the device better instead of several, and the input is read once. Layers that
@@ -40,7 +46,9 @@ class Horizontal(Strategy):
     Training; hooks, parametrizations, subclasses, adapters, quantised layers; a layer registered twice or sharing its
     weight; a weight read elsewhere; another kernel size, stride, padding, dilation or dtype, grouped convolutions; the
     input changed between the layers; a result that is returned or kept (it would keep the others alive), or viewed in
-    a way that a part of a larger tensor does not allow. Small matrix products outside of layers are left as they are.
+    a way that a part of a larger tensor does not allow. Products are batched only in a forward that does the same
+    every time, writes nothing in place, draws no random numbers and calls nothing of the user's between them; tied
+    weights, and products that fill a GPU by themselves, are left as they are.
 
     ## Example
     ```
@@ -66,6 +74,15 @@ class Horizontal(Strategy):
             else:
                 refused.setdefault(found.site, found)
         merged = {member for site in sites for member in site.members}
+        for found in batched.found(
+            subject.model, subject.graphs, survey.code, survey.untouched, merged,
+            {site.data["owner"] for site in sites if site.data["how"] == "summed"},
+        ):  # fmt: skip
+            if isinstance(found, Site):
+                sites.append(found)
+                merged.update(found.members)
+            else:
+                refused.setdefault(found.site, found)
         left = tuple(r for r in refused.values() if not merged.issuperset(r.site.split(" + ")))
         return Plan(tuple(sites), left)
 
@@ -74,8 +91,10 @@ class Horizontal(Strategy):
         for site in plan.sites:
             if site.data["how"] == "summed":
                 sums.rewrite(model, site.data["owner"], list(site.members))
-            else:
+            elif site.data["how"] == "side by side":
                 _merge(model, list(site.members))
+        for owner, sites in groupby((s for s in plan.sites if s.data["how"] == "batched"), lambda s: s.data["owner"]):
+            batched.rewrite(model, str(owner), list(sites))
         return model
 
     def recheck(self, model: nn.Module, plan: Plan) -> str:
@@ -87,10 +106,12 @@ class Horizontal(Strategy):
             for path in site.members:
                 if path not in known:
                     return f"{path} is not in this model."
+                if not site.data["structure"]:
+                    continue  # products without layers: rewriting finds them again, or says so
                 if reason := unfit(known[path], path, parts.LAYERS) or sharing.of(known[path], path):
                     return f"{reason}."
-            layers = [known[path] for path in site.members]
-            if _built(layers) != site.data["structure"]:
+            layers = [known[path] for path in site.members if site.data["structure"]]
+            if parts.built(layers) != site.data["structure"]:
                 return f"{site.name} is built differently here."
             if len({str(parts.geometry(layer)) for layer in layers}) > 1:
                 return f"{site.name} differ here."
@@ -106,10 +127,6 @@ def _merge(model: nn.Module, paths: list[str]) -> None:
     replace(model, paths[0], first)
     for index, path in enumerate(paths[1:], start=1):
         replace(model, path, parts.Part(layers[index], handout, index, sizes, first))
-
-
-def _built(layers: list[Any]) -> list[Any]:
-    return [[type(layer).__name__, list(layer.weight.shape), layer.bias is not None] for layer in layers]
 
 
 @dataclass(frozen=True)
@@ -151,7 +168,11 @@ class _Survey:
                 found.update(dict.fromkeys(group, group))
         return [list(group) for group in {id(g): g for g in found.values()}.values() if len(group) > 1]
 
-    def _alone(self, path: str) -> str:
+    def untouched(self, path: str) -> str:
+        """What speaks against a layer whose owner's forward is written anew."""
+        return self._alone(path, captured=True)
+
+    def _alone(self, path: str, *, captured: bool = False) -> str:
         """What speaks against one layer."""
         module: Any = self.model.get_submodule(path)
         if reason := unfit(module, path, parts.LAYERS) or self.sharing.of(module, path):
@@ -164,15 +185,20 @@ class _Survey:
         for graph in self.graphs:
             if reason := _read_elsewhere(graph, path):
                 return reason
-        return self._mentioned(path)
+        return self._mentioned(path, captured)
 
-    def _mentioned(self, path: str) -> str:
-        """Say where the code does more with a layer than to call it; empty where it does not."""
+    def _mentioned(self, path: str, captured: bool) -> str:
+        """Say where the code does more with a layer than to call it; empty where it does not.
+
+        The owner's own forward may do so where it is ``captured``: its graph shows what it does.
+        """
         if self.code.unreadable:
             return f"the source of {self.code.unreadable[0]} cannot be read, so another use of {path} is possible"
         owner_path, keys = source.owner(self.model, path)
         owner = self.model.get_submodule(owner_path)
         for function in self.code.functions:
+            if captured and function.owner is not None and isinstance(owner, function.owner):
+                continue
             if hidden := source.dynamic(function, owner):
                 return f"{source.where(function, hidden[0])} reaches modules without their names"
             for mention in source.mentions(function, owner, keys[0], keys[1:]):
@@ -208,7 +234,7 @@ class _Survey:
             return
         data: dict[str, Any]
         for members in sums.groups(self.model, self.graphs, self.code, group):
-            built = _built([self.model.get_submodule(path) for path in members])
+            built = parts.built([self.model.get_submodule(path) for path in members])
             data = {"structure": built, "how": "summed", "owner": source.owner(self.model, members[0])[0]}
             yield Site(" + ".join(members), tuple(members), "the sum cannot be taken apart again", data)
             group = [path for path in group if path not in members]
@@ -218,7 +244,7 @@ class _Survey:
             yield self._refusal(" + ".join(group), reason)
             return
         layers = [self.model.get_submodule(path) for path in group]
-        data = {"structure": _built(layers), "how": "side by side", "keys": parts.key_map(self.model, group)}
+        data = {"structure": parts.built(layers), "how": "side by side", "keys": parts.key_map(self.model, group)}
         yield Site(" + ".join(group), tuple(group), f"the weights are rows of {group[0]}.merged", data)
 
     def _together(self, group: list[str]) -> str:

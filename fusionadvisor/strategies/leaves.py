@@ -29,23 +29,28 @@ class _Tracer(fx.Tracer):
     proxy_buffer_attributes = True
     record_stack_traces = True
 
+    def __init__(self, through: bool) -> None:
+        super().__init__()
+        self.through = through
+
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return True
+        return not (self.through and source.runs_in_order(m))
 
 
-def trace(module: nn.Module, literals: Mapping[str, Any]) -> fx.Graph:
+def trace(module: nn.Module, literals: Mapping[str, Any], *, through: bool = False) -> fx.Graph:
     """Capture the forward of ``module``.
 
     Args:
         module: It gets an attribute for each tensor constant that its forward makes; pass a copy.
         literals: Its arguments that are no tensors, by name, held to these values.
+        through: Calls of a Sequential become calls of the modules in it.
 
     Raises:
         RuntimeError, TypeError, …: See :data:`FAILURES`.
     """
     with warnings.catch_warnings(), _factories():
         warnings.simplefilter("ignore")
-        graph = _Tracer().trace(module, concrete_args=dict(literals) or None)
+        graph = _Tracer(through).trace(module, concrete_args=dict(literals) or None)
     for node in reversed(graph.nodes):
         if node.op == "call_function" and getattr(node.target, "__name__", "") in _CHECKS:
             compared = [arg for arg in node.args if isinstance(arg, fx.Node)]
@@ -84,9 +89,25 @@ def impure(module: nn.Module, path: str) -> str:
             stored = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del)
             if stored or isinstance(node, ast.Global | ast.Nonlocal):
                 return f"{source.where(owned, node)} changes Python state"
-            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and not _adds_to_list(owned, node.value):
                 return f"{source.where(owned, node)} calls something for its effect alone"
     return ""
+
+
+def _adds_to_list(function: source.Function, call: ast.Call) -> bool:
+    """Whether a call appends to a list that the function itself made."""
+    of = call.func
+    if not (isinstance(of, ast.Attribute) and of.attr in ("append", "extend") and isinstance(of.value, ast.Name)):
+        return False
+    name = of.value.id
+    made = [
+        node.value
+        for node in ast.walk(function.node)
+        if isinstance(node, ast.Assign | ast.AnnAssign)
+        and any(source.names(t, name) for t in (node.targets if isinstance(node, ast.Assign) else [node.target]))
+    ]
+    bound = sum(source.names(n, name) and isinstance(n.ctx, ast.Store) for n in ast.walk(function.node))  # type: ignore[attr-defined]
+    return bool(made) and len(made) == bound and all(isinstance(value, ast.List | ast.ListComp) for value in made)
 
 
 @contextmanager

@@ -163,17 +163,22 @@ def _used_whole(function: source.Function, node: ast.expr, depth: int) -> bool:
     return all(_used_whole(function, n, depth - 1) for n in loads if isinstance(n.ctx, ast.Load))
 
 
-def branch_free(function: source.Function) -> bool:
-    """Whether every call of the function does the same things: then what was recorded once is always so."""
+def branch_free(function: source.Function, *, loops: bool = False) -> bool:
+    """Whether every call of the function does the same things: then what was recorded once is always so.
+
+    Args:
+        function: The function.
+        loops: Allow loops over anything; a capture fails where their number depends on a tensor.
+    """
     body = function.node.body
     for node in ast.walk(function.node):
         if isinstance(node, _BRANCHES) or (isinstance(node, ast.Return) and node is not body[-1]):
             return False
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node is not function.node:
             return False
-        if isinstance(node, ast.comprehension) and (node.ifs or not _static(function, node.iter)):
+        if isinstance(node, ast.comprehension) and (node.ifs or not (loops or _static(function, node.iter))):
             return False
-        if isinstance(node, ast.For) and not _static(function, node.iter):
+        if isinstance(node, ast.For) and not (loops or _static(function, node.iter)):
             return False
     return True
 

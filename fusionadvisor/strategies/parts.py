@@ -30,6 +30,11 @@ def width(layer: Any) -> int:
     return int(layer.weight.shape[0])
 
 
+def built(layers: list[Any]) -> list[Any]:
+    """What layers are, as JSON values: class, shape of the weight, whether there is a bias."""
+    return [[type(layer).__name__, list(layer.weight.shape), layer.bias is not None] for layer in layers]
+
+
 @dataclass(slots=True)
 class _Waiting:
     """Parts of one result that nobody has taken yet, and what they were computed from."""

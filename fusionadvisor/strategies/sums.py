@@ -42,7 +42,7 @@ def groups(model: nn.Module, graphs: tuple[FlowGraph, ...], code: source.Code, p
     owner_path = source.owner(model, paths[0])[0]
     owner = model.get_submodule(owner_path)
     own = [path for path in paths if source.owner(model, path)[0] == owner_path]
-    if len(own) < 2 or not _always_the_same(owner, code) or hook(owner, owner_path):
+    if len(own) < 2 or not always_the_same(owner, code) or hook(owner, owner_path):
         return
     own = [path for path in own if all(path not in g.switched and _only_added(g, owner_path, path) for g in graphs)]
     try:
@@ -88,18 +88,25 @@ class Captured:
         return self._run(self.module, *args, **kwargs)
 
 
-def _always_the_same(owner: nn.Module, code: source.Code) -> bool:
-    """Whether the owner's forward has no branch and calls no other method or function of the user's."""
+def always_the_same(owner: nn.Module, code: source.Code, *, loops: bool = False) -> bool:
+    """Whether the owner's forward has no branch and calls no other method or function of the user's.
+
+    Args:
+        owner: The module.
+        code: The source of the model it belongs to.
+        loops: Allow them; what captures the forward fails where their number depends on a tensor.
+    """
     if "forward" in vars(owner) or leaves.impure(owner, ""):
         return False
     own = [f for f in code.functions if f.owner is not None and _runs(owner, f)]
-    if len(own) != 1 or own[0].name.rpartition(".")[2] != "forward" or not branch_free(own[0]):
+    if len(own) != 1 or own[0].name.rpartition(".")[2] != "forward" or not branch_free(own[0], loops=loops):
         return False
     arguments = own[0].node.args
     if arguments.defaults or arguments.kw_defaults or arguments.vararg or arguments.kwarg:
         return False
     return not any(
-        isinstance(node, ast.For | ast.comprehension) or (isinstance(node, ast.Call) and _is_users(own[0], node.func))
+        (isinstance(node, ast.For | ast.comprehension) and not loops)
+        or (isinstance(node, ast.Call) and _is_users(own[0], node.func))
         for node in ast.walk(own[0].node)
     )
 

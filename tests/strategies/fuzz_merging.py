@@ -1,6 +1,6 @@
 """Random small models with layers side by side and attention written out, and planted obstacles to both.
 
-Run ``python -m tests.strategies.fuzz_merging 2000 horizontal`` (or ``sdpa``) for a long search.
+Run ``python -m tests.strategies.fuzz_merging 2000 horizontal`` (or ``batched``, ``sdpa``) for a long search.
 """
 
 import random
@@ -51,6 +51,27 @@ JOINS = (
     "x = torch.tanh(x + a.mean(-1, keepdim=True) * b.mean(-1, keepdim=True))", "x = a + b if a.shape == b.shape else x",
     "x = x + a.sum() * 0.01 + b.sum() * 0.01", "x = torch.cat((a, b), -1)[..., -8:]",
     "a.relu_()\nx = x + a.mean() - b.mean()", "x = x - (a.mean() + b.mean())\nout.append(b)",
+)  # fmt: skip
+TAKES = (
+    "x[:, {i}]", "x[:, {i}]", "x[:, 5 - {i}]", "x[{i} % 2]", "(x * {i})", "x[:, {i}].cos()", "x", "x[:, :{i} + 1]",
+    "x[:, {i} // 2]", "(x.mean(1) * ({i} + 1))", "x[:, {i}:{i} + 2]", "x[:, {i}].mT",
+)  # fmt: skip
+"""Inputs of equal products; ``i`` counts them."""
+CALLS = (
+    "self.l[{i}]({t})", "self.l[{i}]({t})", "self.l[{i}]({t})", "self.one({t})", "{t} @ self.w[{i}]",
+    "torch.matmul({t}, self.ws[{i}])", "F.linear({t}, self.w[{i}])", "F.linear({t}, self.ws[{i}], self.one.bias)",
+    "torch.mm({t}.reshape(-1, 8), self.w[{i}])", "self.w[{i}] @ self.ws[{i}]",
+    "torch.einsum('...k,kn', {t}, self.w[{i}])",
+)  # fmt: skip
+WITHIN = (
+    "x = x + z.mean()", "z = self.act(z)", "z.mul_(2)", "x = torch.cos(x)", "self.kept = z", "x.add_(1)",
+    "z = z + self.l[0].weight.sum() if hasattr(self.l[0], 'weight') else z", "z = halve(z)", "out.append(z)",
+    "if x.mean() > 2:\n    x = x + 1", "z = F.dropout(z, 0.3, True)", "x = x + self.one(x).mean()",
+    "z = z + self.one.weight.mean()", "z = z.view(-1)", "z = z.detach()",
+)  # fmt: skip
+GATHERS = (
+    "x = x + sum(v.sum() for v in y) * 0.01", "x = x + torch.stack([v.sum() for v in y]).mean()",
+    "x = torch.tanh(x * y[0].sum() + y[-1].mean())", "x = x - y[1].mean()", "for v in y:\n    x = x + v.mean()",
 )  # fmt: skip
 SCALES = ("{s} / math.sqrt(4)", "{s} * 0.5", "{s}", "{s} / math.sqrt(q.shape[-1])", "{s} * self.scale", "{s} / self.t",
           "0.5 * {s}", "{s} * q.size(-1) ** -0.5")  # fmt: skip
@@ -140,6 +161,47 @@ def summing(seed: int) -> tuple[nn.Module, str]:
     return made(text, seed).double().eval(), text
 
 
+def batching(seed: int) -> tuple[nn.Module, str]:
+    """A straight model of equal products on inputs of their own, with what may forbid to join them now and then."""
+    draw = random.Random(seed)
+    count = draw.randint(2, 5)
+    layer = draw.choice(("nn.Linear(8, 8)", "nn.Linear(8, 8, bias=False)", "nn.Linear(8, 4)", "Odd(8, 8)"))
+    inner = draw.choice((layer, layer, f"nn.Sequential({layer}, nn.Tanh())", f"nn.Sequential(nn.Tanh(), {layer})"))
+    modules = [
+        f"self.l = nn.ModuleList({inner} for _ in range({count}))", "self.one = nn.Linear(8, 8)",
+        f"self.w = nn.Parameter(torch.randn({count}, 8, 8) / 3)",
+        f"self.ws = nn.ParameterList(torch.randn(8, 8) / 3 for _ in range({count}))", "self.act = nn.ReLU()",
+    ]  # fmt: skip
+    body = ["x = torch.sin(x)", "out = []"]
+    for _ in range(draw.randint(1, 3)):
+        take, call = draw.choice(TAKES), draw.choice(CALLS)
+        way = draw.random()
+        if way < 0.4:
+            index = {"i": "i"}
+            body.append(f"y = [{call.format(t=take.format(**index), **index)} for i in range({count})]")
+        elif way < 0.5:
+            body.append(f"y = [layer({take.format(i='i')}) for i, layer in enumerate(self.l)]")
+        else:
+            body.append("y = []")
+            for i in range(count):
+                body.append(f"z = {call.format(t=take.format(i=i), i=i)}")
+                body.append(draw.choice(("",) * 14 + WITHIN))
+                body.append("y.append(z)")
+        body.append(draw.choice(GATHERS))
+    body.append(draw.choice(("return x", "return x", "return x, y[0]", "return [x, *out]")))
+    text = HEADER + _class(modules, body)
+    torch.manual_seed(seed)
+    model = made(text, seed).double().eval()
+    own = [m for m in model.modules() if isinstance(m, nn.Linear)]
+    if draw.random() < 0.08:
+        draw.choice(own).register_forward_hook(doubles)
+    if draw.random() < 0.08:
+        draw.choice([m for m in model.modules() if not isinstance(m, nn.ModuleList)]).register_forward_pre_hook(shifts)
+    if len(own) > 1 and draw.random() < 0.1 and own[0].weight.shape == own[1].weight.shape:
+        own[1].weight = own[0].weight
+    return model, text
+
+
 def attending(seed: int) -> tuple[nn.Module, str]:
     """A model around attention that is nearly always something else than it should be."""
     draw = random.Random(seed)
@@ -195,7 +257,7 @@ def _class(modules: list[str], body: list[str]) -> str:
     )
 
 
-BUILDERS = {"horizontal": (merging, summing), "sdpa": (attending,)}
+BUILDERS = {"horizontal": (merging, summing), "batched": (batching,), "sdpa": (attending,)}
 
 
 def main() -> None:
@@ -203,7 +265,8 @@ def main() -> None:
     tally: Counter[str] = Counter()
     for seed in range(count):
         for build in BUILDERS[name]:
-            changed, refused, wrong = check(strategies.get(name), seed, build, SHAPE)
+            strategy = strategies.get("horizontal" if name == "batched" else name)
+            changed, refused, wrong = check(strategy, seed, build, SHAPE)
             tally.update(models=1, changed=changed, refused=refused, models_changed=changed > 0, wrong=bool(wrong))
             if wrong:
                 sys.stdout.write(wrong + "\n")

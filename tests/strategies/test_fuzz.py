@@ -25,7 +25,12 @@ def test_no_rewrite_changes_what_a_random_model_computes(kind: type[Strategy], l
 
 @pytest.mark.parametrize(
     ("kind", "build", "least"),
-    [(Horizontal, fuzz_merging.merging, 5), (Horizontal, fuzz_merging.summing, 5), (Sdpa, fuzz_merging.attending, 3)],
+    [
+        (Horizontal, fuzz_merging.merging, 5),
+        (Horizontal, fuzz_merging.summing, 5),
+        (Horizontal, fuzz_merging.batching, 5),
+        (Sdpa, fuzz_merging.attending, 3),
+    ],
 )
 def test_no_merge_changes_what_a_random_model_computes(kind: type[Strategy], build: Build, least: int) -> None:
     tally: Counter[str] = Counter()
