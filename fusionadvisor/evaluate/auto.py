@@ -328,8 +328,7 @@ def search(
     try:
         hunt.run()
         trying.limits = Limits(timeout_s, memory_bytes)
-        trying.budget_s = max(measure_s, min(LONGEST_CHECK_S, hunt.start + budget_s - hunt.clock() - measure_s))
-        best, warnings = confirmed(trying, hunt.best())
+        best, warnings = confirmed(trying, hunt.best(), lambda: hunt.start + budget_s - hunt.clock())
     except KeyboardInterrupt:
         said = Warning("W-interrupted", "Interrupted: what was tried until then is reported.")
         trying.steps, trying.last = [], Done()
@@ -337,11 +336,23 @@ def search(
     return replace(trying.outcome(hunt.told(best), warnings, save), hunt=hunt.hunt)
 
 
-def confirmed(trying: Trying, chains: Sequence[Chain]) -> tuple[Chain | None, list[Warning]]:
-    """Keep the first combination that is better than the original in a process of its own."""
+def confirmed(
+    trying: Trying, chains: Sequence[Chain], left_s: Callable[[], float]
+) -> tuple[Chain | None, list[Warning]]:
+    """Keep the first combination that is better than the original in a process of its own.
+
+    Args:
+        trying: Holds what is kept.
+        chains: The combinations, the best first.
+        left_s: Time left of the budget: without any only the first is checked.
+    """
     warnings: list[Warning] = []
-    for chain in chains[:CHECKS]:
-        ended = trying.do(Job(trying.workload, chain.steps, None, trying.budget_s, goal=trying.goal), "the whole")
+    for number, chain in enumerate(chains[:CHECKS]):
+        if number and left_s() < trying.budget_s:
+            break
+        job = Job(trying.workload, chain.steps, None, min(LONGEST_CHECK_S, max(trying.budget_s, left_s() / 2)),
+                  goal=trying.goal)  # fmt: skip
+        ended = trying.do(job, "the whole")
         done = ended.done
         if done.speedup is not None and _holds(done, trying.goal):
             trying.steps, trying.last, trying.confirmed = list(chain.steps), done, True

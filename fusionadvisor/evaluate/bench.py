@@ -106,8 +106,9 @@ class Comparison:
 
 
 def compare(
-    baseline: Run, control: Run, candidate: Run, clock: Clock, *, budget_s: float = 20.0, seed: int = 0
-) -> Comparison:
+    baseline: Run, control: Run, candidate: Run, clock: Clock, *, budget_s: float = 20.0, rounds: int = ROUNDS,
+    seed: int = 0,
+) -> Comparison:  # fmt: skip
     """Measure three arms in turns.
 
     Args:
@@ -116,6 +117,7 @@ def compare(
         candidate: One call of what is to be judged.
         clock: What times them.
         budget_s: Rounds stop after this, though never before :data:`FEWEST_ROUNDS`.
+        rounds: Samples of each arm where time allows.
         seed: Of the order of the arms.
     """
     arms = (baseline, control, candidate)
@@ -131,8 +133,8 @@ def compare(
         for order in _orders(seed):
             for index in order:
                 samples[index].append(clock.seconds(arms[index], calls) / calls)
-            rounds = len(samples[0])
-            if rounds >= ROUNDS or (rounds >= FEWEST_ROUNDS and clock.now() - start > budget_s):
+            taken = len(samples[0])
+            if taken >= rounds or (taken >= FEWEST_ROUNDS and clock.now() - start > budget_s):
                 break
     finally:
         if collecting:

@@ -28,6 +28,8 @@ Tell = Callable[[str], None]
 Goal = Literal["latency", "throughput", "memory"]
 PLAN_SEEDS = (0, 1, 2)
 VERIFY_SEEDS = (11, 12, 13)
+LAST_ROUNDS = 4 * bench.ROUNDS
+"""Of the measurement of the whole, which decides: its interval is half as wide."""
 
 
 @dataclass(frozen=True)
@@ -364,7 +366,7 @@ def _compare(program: Program, base: nn.Module, candidate: nn.Module, job: Job) 
     clock = bench.clock(device, queued=job.goal == "throughput")
     found = bench.compare(
         lambda: program.step(call, base), lambda: program.step(call, control), lambda: program.step(call, candidate),
-        clock, budget_s=job.budget_s, seed=program.workload.seed,
+        clock, budget_s=job.budget_s, rounds=bench.ROUNDS if job.step else LAST_ROUNDS, seed=program.workload.seed,
     )  # fmt: skip
     before, after = (peak_bytes(lambda m=model: program.step(call, m), device) for model in (base, candidate))  # type: ignore[misc]
     return replace(

@@ -95,7 +95,7 @@ def hunt(trying: World, *findings: Finding, budget_s: float = 1000.0) -> dict[st
     """Every attempt by what it was tried on and its own name."""
     search = Search(trying, findings, budget_s, 300.0, lambda: trying.seconds)
     search.run()
-    best, trying.warnings = auto.confirmed(trying, search.best())
+    best, trying.warnings = auto.confirmed(trying, search.best(), lambda: budget_s - trying.seconds)
     trying.hunt = search.hunt
     attempts = search.told(best)
     assert {a.strategy for a in attempts} == set(strategies.ids())
@@ -205,6 +205,13 @@ def test_what_is_not_confirmed_in_the_end_gives_way_to_the_next_best() -> None:
     assert not trying.steps
     assert len(trying.warnings) == 3
     assert found["fuse_modules"].reason == "Dropped: no combination was confirmed."
+
+
+def test_without_time_only_the_best_is_checked() -> None:
+    chains = [auto.Chain((Step(name),), 1.3, (0,)) for name in ("compile", "fuse_modules")]
+    trying = world(wholes={"compile": 1.0})
+    assert auto.confirmed(trying, chains, lambda: 0.0)[0] is None
+    assert auto.confirmed(trying, chains, lambda: 100.0)[0] is chains[1]
 
 
 def test_what_looked_faster_may_be_proven_in_the_end() -> None:
