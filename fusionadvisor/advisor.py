@@ -1,6 +1,6 @@
 """The three things the tool does, each from what the user gave to a Report: profile, analyze, optimize."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,6 +22,7 @@ from fusionadvisor.report.model import (
 if TYPE_CHECKING:
     from fusionadvisor.analysis.facts import Facts
     from fusionadvisor.trace.timeline import Timeline
+    from fusionadvisor.workload.program import Program
 
 Progress = Callable[[str], None]
 
@@ -131,7 +132,7 @@ def profile(
     trust: bool = False,
     model: str | None = None,
     model_args: Sequence[str] = (),
-    batch: int | None = None,
+    batch: int | Sequence[int] | None = None,
     amp: str | None = None,
     accumulate: int = 1,
     progress: Progress | None = None,
@@ -140,7 +141,8 @@ def profile(
 
     Args:
         target: ``file.py[:name]``, ``package.module:name``, or a checkpoint file or folder.
-        entry: The name to take from the target, where it holds several.
+        entry: The name to take from the target, where it holds several; ``generate`` of a Hugging Face folder gives
+            prefill and decode.
         inputs: Input specs, ``"x=float32[8,3,224,224]"``; empty takes the file's own.
         train: Profile forward, backward and optimizer instead of a forward under ``no_grad``.
         device: ``"cuda"``, ``"cpu"``; None takes CUDA where there is one.
@@ -151,28 +153,50 @@ def profile(
         trust: Allow what pickle would run while loading.
         model: For a checkpoint of weights alone, the model they belong to, as a target.
         model_args: ``name=value`` texts to build the model with.
-        batch: Batch size to run at instead of the inputs' own.
+        batch: Batch size to run at instead of the inputs' own, or several.
         amp: Run under autocast to ``bf16`` or ``fp16``.
         accumulate: Batches a training step takes its gradients from.
         progress: Called with a few words before each stage.
+
+    Returns:
+        The report; where several workloads were asked for, on the first, with the others as its ``variants``.
 
     Raises:
         InputError: If there is no such model or its inputs do not fit.
         EnvironmentUnfitError: If the profiler records nothing here.
     """
-    from fusionadvisor.workload.program import settle
-    from fusionadvisor.workload.resolve import ask
+    from fusionadvisor.workload.resolve import ask, entries
 
     say = progress or _silent
-    asked = ask(
-        str(target), entry=entry, inputs=inputs, train=train, device=device, seed=seed, trust=trust, model=model,
-        model_args=model_args, batch=batch, amp=amp, accumulate=accumulate, here=not gpu,
-    )  # fmt: skip
+    sizes: Sequence[int | None] = [batch] if isinstance(batch, int) else batch or [None]
+    asked = [
+        ask(
+            str(target), entry=one, inputs=inputs, train=train, device=device, seed=seed, trust=trust, model=model,
+            model_args=model_args, batch=size, amp=amp, accumulate=accumulate, here=not gpu,
+        )
+        for one in entries(str(target), entry)
+        for size in sizes
+    ]  # fmt: skip
     if gpu:
-        return predict_workload(asked, gpu, progress=say)
-    say("building the model")
-    report = profile_workload(settle(asked), steps=steps, progress=say)
-    return _with_prediction(report, asked, beside, say) if beside and asked.device == "cpu" else report
+        reports = [predict_workload(workload, gpu, progress=say) for workload in asked]
+    else:
+        reports = list(_profiled_each(asked, steps, beside, say))
+    return replace(reports[0], variants=tuple(reports[1:]))
+
+
+def _profiled_each(asked: Sequence[Workload], steps: int | None, beside: str | None, say: Progress) -> Iterator[Report]:
+    """Profile workloads of one target one after the other; the model is built once for each entry."""
+    from fusionadvisor.workload.program import Program, start
+
+    program: Program | None = None
+    for before, workload in zip((None, *asked), asked, strict=False):
+        if program is None or before is None or before.entry != workload.entry:
+            say("building the model")
+            program = start(workload)
+        else:
+            program = program.at(workload.batch)
+        report = _profiled(program, steps, say)
+        yield _with_prediction(report, workload, beside, say) if beside and workload.device == "cpu" else report
 
 
 def _with_prediction(report: Report, workload: Workload, gpu: str, say: Progress) -> Report:
@@ -218,20 +242,23 @@ def predict_workload(workload: Workload, gpu: str, *, progress: Progress | None 
 
 def profile_workload(workload: Workload, *, steps: int | None = None, progress: Progress | None = None) -> Report:
     """Profile a resolved workload; see :func:`profile`."""
+    from fusionadvisor.workload.program import build
+
+    return _profiled(build(workload), steps, progress or _silent)
+
+
+def _profiled(program: "Program", steps: int | None, say: Progress) -> Report:
     from fusionadvisor.analysis.facts import Facts
     from fusionadvisor.capture.environment import probe
     from fusionadvisor.capture.live import capture
-    from fusionadvisor.workload.program import build
 
-    say = progress or _silent
-    program = build(workload)
-    say("profiling")
+    say("profiling" + (f" batch {program.workload.batch}" if program.workload.batch else ""))
     captured = capture(program, steps=steps)
     say("looking for unfused runs")
     latency_us = captured.latency.median_ms * 1e3
     facts = Facts(captured.timeline, captured.flow, latency_us=latency_us, hooked=captured.hooked)
     report = _advised("profile", facts, probe(), captured.warnings)
-    return replace(report, workload=program.workload, source=workload.target, latency=captured.latency)
+    return replace(report, workload=program.workload, source=program.workload.target, latency=captured.latency)
 
 
 def run_script(

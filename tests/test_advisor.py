@@ -101,3 +101,29 @@ def test_every_step_moves_the_same_bytes_counted_by_hand() -> None:
     for step in range(3):
         moved = sum(b for b, s in zip(table.bytes, table.step, strict=True) if s == step and b > 0)
         assert moved == pytest.approx(wanted, rel=0.001)  # the batch norms' statistics and biases besides
+
+
+def test_several_batch_sizes_are_variants_of_one_report() -> None:
+    report = advisor.profile(SAMPLES / "linear_relu.py", device="cpu", steps=1, batch=[2, 5])
+    (other,) = report.variants
+    for one, batch in ((report, 2), (other, 5)):
+        assert one.workload is not None
+        assert one.workload.batch == batch
+        assert one.workload.inputs[0].shape[0] == batch
+        assert one.latency is not None
+        assert one.timeline is not None
+        table = one.timeline.kernels
+        shapes = [shape for shape, op in zip(table.shapes, table.op, strict=True) if "addmm" in op]
+        assert shapes
+        assert all(f" [{batch}," in shape for shape in shapes)
+    assert other.variants == ()
+    assert from_json(to_json(report)) == report
+
+
+def test_several_batch_sizes_are_predicted_as_each_alone() -> None:
+    both = advisor.profile(SAMPLES / "linear_relu.py", gpu="h100", batch=[2, 64])
+    alone = advisor.profile(SAMPLES / "linear_relu.py", gpu="h100", batch=64)
+    (second,) = both.variants
+    assert second.timeline == alone.timeline
+    assert second.findings == alone.findings
+    assert both.timeline != alone.timeline

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from fusionadvisor.errors import GateError
-from fusionadvisor.render import labels
+from fusionadvisor.render import labels, variants
 from fusionadvisor.report import budget
 from fusionadvisor.report.budget import Breach
 from fusionadvisor.report.condition import Condition
@@ -13,14 +13,15 @@ SAID = 3
 
 
 def hold(conditions: Sequence[Condition], report: Report) -> None:
-    """Let a report pass.
+    """Let a report pass, with each of its workloads where there are several.
 
     Raises:
         GateError: If a condition is met; the sentence says which, and where.
         InputError: If the report does not say what a condition is about.
     """
-    if breaches := budget.against(conditions, report, "--fail-on"):
-        raise GateError(f"--fail-on: {sentences(breaches)}")
+    for name, one in zip(variants.names(report), variants.each(report), strict=True):
+        if breaches := budget.against(conditions, one, "--fail-on"):
+            raise GateError(f"--fail-on: {name + ': ' if name else ''}{sentences(breaches)}")
 
 
 def sentences(breaches: Sequence[Breach]) -> str:

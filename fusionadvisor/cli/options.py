@@ -61,7 +61,12 @@ FailOption = Annotated[
 ]
 ForceOption = Annotated[bool, _out("--force", metavar="", help="Overwrite a file that this tool did not write.")]
 EntryOption = Annotated[
-    str | None, _run("--entry", metavar="NAME", help="The model's name in the target, where it holds several.")
+    str | None,
+    _run(
+        "--entry",
+        metavar="NAME",
+        help="The model's name in the target, where it holds several; generate: prefill and decode.",
+    ),
 ]
 InputOption = Annotated[
     list[str] | None,
@@ -88,6 +93,10 @@ ModelOption = Annotated[
 ModelArgOption = Annotated[
     list[str] | None,
     _run("--model-arg", metavar="NAME=VALUE", help="An argument to build the model with; repeat for several."),
+]
+BatchesOption = Annotated[
+    str | None,
+    _run("--batch", metavar="N[,N…]", help="Run at this batch size instead of the inputs' own; several give a table."),
 ]
 BatchOption = Annotated[
     int | None, _run("--batch", metavar="N", min=1, help="Run at this batch size instead of the inputs' own.")

@@ -10,7 +10,7 @@ from fusionadvisor.cli.options import (
     HOW,
     AccumulateOption,
     AmpOption,
-    BatchOption,
+    BatchesOption,
     CsvOption,
     DeviceOption,
     EntryOption,
@@ -64,7 +64,7 @@ def profile(
     trust: TrustOption = False,
     model: ModelOption = None,
     model_args: ModelArgOption = None,
-    batch: BatchOption = None,
+    batch: BatchesOption = None,
     amp: AmpOption = None,
     accumulate: AccumulateOption = 1,
     json: JsonOption = None,
@@ -88,12 +88,12 @@ def profile(
         format, force=force, fail_on=fail_on, json=json, html=html, markdown=markdown, sarif=sarif, perfetto=perfetto,
         csv=csv,
     )  # fmt: skip
-    wanted = gpu and gpu.lower()
+    wanted, batches = gpu and gpu.lower(), _batches(batch)
     with working() as say:
         report = advisor.profile(
             target, entry=entry, inputs=inputs or (), train=train, device=device, steps=steps,
             gpu=None if wanted == "none" else gpu, beside=None if wanted else BESIDE,
-            seed=seed, trust=trust, model=model, model_args=model_args or (), batch=batch,
+            seed=seed, trust=trust, model=model, model_args=model_args or (), batch=batches,
             amp=amp, accumulate=accumulate, progress=say,
         )  # fmt: skip
     if report.workload:
@@ -104,3 +104,13 @@ def profile(
     output.emit(report)
     output.hold(report)
     return 0
+
+
+def _batches(given: str | None) -> list[int]:
+    """Return the batch sizes asked for, each once."""
+    from fusionadvisor.errors import InputError
+
+    words = [word.strip() for word in given.split(",")] if given is not None else []
+    if any(not word.isdecimal() or not int(word) for word in words):
+        raise InputError(f"--batch '{given}' is no batch size.", "Write --batch 8, or --batch 1,8,64 for a table.")
+    return list(dict.fromkeys(map(int, words)))

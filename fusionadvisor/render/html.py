@@ -1,12 +1,12 @@
 """A report as one HTML page that needs nothing else: no network, and no script to be read. From the report alone."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
 from fusionadvisor import catalog
-from fusionadvisor.render import charts, labels, timeline, verdict
+from fusionadvisor.render import charts, labels, timeline, variants, verdict
 from fusionadvisor.render.text import cleaned
 from fusionadvisor.report.model import KernelTable, KindSummary, Report, TimelineSummary
 from fusionadvisor.units import percent, size_bytes
@@ -63,6 +63,8 @@ def compose(report: Report) -> str:
         nearly=labels.near_misses(report.near_misses),
         small=Counter(f.rule for f in report.findings if f.footnote),
         percent=percent,
+        variants=_variants(report),
+        warnings=variants.warnings(report),
     )
 
 
@@ -102,6 +104,11 @@ def _drift(report: Report) -> float:
     """How much slower the original was when before and after were measured than when it was profiled."""
     both = verdict.arms(report)
     return both[0] / report.latency.median_ms if both and report.latency else 1.0
+
+
+def _variants(report: Report) -> list[tuple[str, ...]]:
+    """The table of several workloads with its head; empty where there is one."""
+    return [variants.headings(report), *map(astuple, variants.rows(report))] if report.variants else []
 
 
 def _tiles(report: Report) -> list[tuple[str, str]]:

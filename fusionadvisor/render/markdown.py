@@ -1,9 +1,10 @@
 """A report as GitHub Markdown: for a job's summary or a comment on a pull request. Works from the report alone."""
 
 import re
+from dataclasses import astuple
 
 from fusionadvisor import catalog
-from fusionadvisor.render import labels, verdict
+from fusionadvisor.render import labels, variants, verdict
 from fusionadvisor.render.text import cleaned
 from fusionadvisor.report.model import Attempt, Finding, KernelTable, Report
 from fusionadvisor.units import percent, plural
@@ -18,6 +19,7 @@ def compose(report: Report) -> str:
     """Return the report as Markdown, the verdict first."""
     report = cleaned(report)
     parts = [MARK, f"### {escape(_verdict(report))}", _about(report)]
+    parts += [_variants(report)] if report.variants else []
     parts += [_attempts(report)] if report.attempts else [_kinds(report)]
     parts += [_findings(report), _notes(report)]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -59,6 +61,12 @@ def _about(report: Report) -> str:
     if count := verdict.kernels(report):
         items.append(plural(round(count / verdict.steps_shown(report)), labels.kernel_word(report)))
     return " · ".join(item for item in items if item)
+
+
+def _variants(report: Report) -> str:
+    rows = [[escape(cell) for cell in astuple(row)] for row in variants.rows(report)]
+    told = [*variants.notes(report), f"All else here is on {variants.names(report)[0]}."]
+    return table([*variants.headings(report)], rows, numbers=(1, 2, 3)) + "\n\n" + escape(" ".join(told))
 
 
 def _kinds(report: Report) -> str:
@@ -124,7 +132,7 @@ def _attempt(attempt: Attempt) -> list[str]:
 
 def _notes(report: Report) -> str:
     lost = report.timeline.lost if report.timeline else ()
-    lines = [f"> [!WARNING]\n> {escape(sentence)}" for sentence in (*lost, *(w.message for w in report.warnings))]
+    lines = [f"> [!WARNING]\n> {escape(sentence)}" for sentence in (*lost, *variants.warnings(report))]
     asides = [
         f"- {m.rule} nearly{', ' if m.module else ''}{code(m.module)}: {escape(m.reason)}" for m in report.near_misses
     ]

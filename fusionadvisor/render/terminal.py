@@ -2,10 +2,11 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import astuple
 from typing import TYPE_CHECKING
 
 from fusionadvisor import catalog
-from fusionadvisor.render import labels, verdict
+from fusionadvisor.render import labels, variants, verdict
 from fusionadvisor.render.attempts import attempts
 from fusionadvisor.render.text import Piece, Sheet, cleaned
 from fusionadvisor.report.model import Finding, KernelTable, Report
@@ -21,6 +22,8 @@ FINDINGS_SHOWN = 12
 KINDS_SHOWN = 8
 REASONS_SHOWN = 6
 NEARLY_SHOWN = 4
+VARIANT_GAP, FIGURES, TITLE = "   ", (1, 2, 3), 20
+"""Of the table of several workloads: between columns, which are figures, and the least a finding's title takes."""
 
 RECIPE = "recipe.json"
 """A recipe is kept only where another process loaded it and its outputs agreed."""
@@ -56,10 +59,40 @@ def compose(report: Report, width: int, *, ascii_only: bool = False) -> Sheet:
     _subject(sheet, report)
     if report.attempts or report.command == "apply":
         attempts(sheet, report)
+    elif report.variants:
+        _variants(sheet, report)
     else:
         _profile(sheet, report)
     _footer(sheet, report)
     return sheet
+
+
+def _variants(sheet: Sheet, report: Report) -> None:
+    """The workloads side by side; then in full each kind of step, of several batch sizes the first."""
+    sheet.gap()
+    if said := variants.best(report):
+        sheet.say(said, style="bold", lead=["  "], indent=2)
+        sheet.gap()
+    table = [variants.headings(report), *map(astuple, variants.rows(report))]
+    widths = [max(sheet.size(row[i]) for row in table) for i in range(len(table[0]))]
+    widths[-1] = sheet.width + 1 - sum(width + len(VARIANT_GAP) for width in widths[:-1]) - 3
+    if widths[-1] < TITLE:  # there is no room for what was found
+        widths.pop()
+    for i, row in enumerate(table):
+        cells = [sheet.cell(row[c], width, right=c in FIGURES) for c, width in enumerate(widths)]
+        sheet.add((sheet.cell("  " + VARIANT_GAP.join(cells), sheet.width), "" if i else "dim"))
+    for note in variants.notes(report):
+        sheet.say(note, style="dim", lead=["  "], indent=2)
+    kinds: set[str | None] = set()
+    for name, one in zip(variants.names(report), variants.each(report), strict=True):
+        entry = one.workload.entry if one.workload else None
+        if entry in kinds:
+            continue
+        kinds.add(entry)
+        sheet.gap()
+        inputs = [labels.tensor(spec) for spec in one.workload.inputs] if one.workload else []
+        sheet.flow([(name, "bold"), *inputs], lead=[("In full   ", "bold")], indent=10)
+        _profile(sheet, one)
 
 
 def _profile(sheet: Sheet, report: Report) -> None:
@@ -293,8 +326,8 @@ def _footer(sheet: Sheet, report: Report) -> None:
     lost = report.timeline.lost if report.timeline else ()
     for i, sentence in enumerate(lost):
         sheet.say(sentence, lead=[("Lost      " if not i else " " * 10, "bold yellow")], indent=10)
-    for i, warning in enumerate(report.warnings):
-        sheet.say(warning.message, lead=[("Warning   " if not i else " " * 10, "bold yellow")], indent=10)
+    for i, message in enumerate(variants.warnings(report)):
+        sheet.say(message, lead=[("Warning   " if not i else " " * 10, "bold yellow")], indent=10)
     if report.files:
         held = any(labels.file_name(file) == RECIPE for file in report.files)
         said = [("reloaded in a fresh process and verified again", "dim")] if held else []

@@ -519,6 +519,9 @@ class Report:
     warnings: tuple[Warning, ...] = ()
     files: tuple[str, ...] = ()
     """Files this run wrote."""
+    variants: tuple["Report", ...] = ()
+    """Reports on the target's other workloads, where one command ran several: further batch sizes, or decode after
+    prefill. All else here is on the first."""
     schema_version: str = SCHEMA_VERSION
 
     # For notebooks. What they need is loaded by name when called: the report itself rests on the standard library.

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from fusionadvisor.errors import EnvironmentUnfitError, InputError
+from fusionadvisor.errors import EnvironmentUnfitError, InputError, did_you_mean
 from fusionadvisor.workload.checkpoint import has_weights, read_shards
 from fusionadvisor.workload.inputs import Call, dtype_name
 from fusionadvisor.workload.target import Entry, Target
@@ -22,7 +22,10 @@ from fusionadvisor.workload.weights import fit
 LENGTH = 128
 """Tokens of an input where the model takes as many."""
 _AUDIO_SAMPLES = 16_000
-ENTRIES = ("forward", "prefill", "decode")
+PHASES = ("prefill", "decode")
+GENERATE = "generate"
+"""Stands for both phases, each a workload of its own."""
+ENTRIES = ("forward", *PHASES)
 
 
 def open_folder(path: Path, entry: str | None = None, *, trust: bool = False) -> tuple[Target, Entry]:
@@ -99,7 +102,7 @@ def _default_dtype(dtype: torch.dtype | None) -> Iterator[None]:
 def _inputs(model: nn.Module, config: Any, entry: str) -> Callable[[int], Call]:
     """A function that draws the inputs of a call for a batch size."""
     if entry not in ENTRIES:
-        raise InputError(f"A Hugging Face model has no entry '{entry}'.", f"Use one of: {', '.join(ENTRIES)}.")
+        raise InputError(f"A Hugging Face model has no entry '{entry}'.", did_you_mean(entry, (*ENTRIES, GENERATE)))
     takes = inspect.signature(model.forward).parameters
     if entry != "forward" and "past_key_values" not in takes:
         raise InputError(f"{type(model).__name__} does not generate text.", "Leave --entry out.")

@@ -55,6 +55,15 @@ class Program:
         usual = self.place or self.workload.device
         return drawn.map(lambda name, tensor: tensor.to(apart.get(name, usual)), names)
 
+    def at(self, batch: int | None) -> "Program":
+        """The same model at another batch size, run once and described.
+
+        Raises:
+            InputError: It does not run at that size; see :meth:`run_once`.
+        """
+        resized = replace(self, workload=replace(self.workload, batch=batch))
+        return replace(resized, workload=replace(resized.workload, inputs=resized.specs(resized.run_once())))
+
     def run_once(self) -> Call:
         """Run on the workload's own inputs, to see that they fit, and return them.
 
@@ -162,12 +171,21 @@ def settle(asked: Workload) -> Workload:
 
     The program built is kept for the next :func:`build` of this workload.
     """
-    program, said = opened(asked)
-    workload = described(program, program.run_once(), said)
+    program = start(asked)
     if program.training is None:  # a training step has changed the weights
         _ready.clear()
-        _ready[workload] = replace(program, workload=workload)
-    return workload
+        _ready[program.workload] = program
+    return program.workload
+
+
+def start(asked: Workload) -> Program:
+    """Build what was asked for, run it once, and return it with its workload filled in. In training, it has trained.
+
+    Raises:
+        InputError: See :func:`fusionadvisor.workload.resolve.resolve`.
+    """
+    program, said = opened(asked)
+    return replace(program, workload=described(program, program.run_once(), said))
 
 
 _ready: dict[Workload, Program] = {}

@@ -105,6 +105,14 @@ def ask(
     )
 
 
+def entries(target: str, entry: str | None) -> tuple[str | None, ...]:
+    """The entries that one name stands for: ``generate`` of a Hugging Face folder for its two phases."""
+    from fusionadvisor.workload.huggingface import GENERATE, PHASES
+
+    path = saved_path(target)
+    return PHASES if entry == GENERATE and path is not None and (path / "config.json").is_file() else (entry,)
+
+
 def _input_file(inputs: Sequence[str]) -> Path | None:
     """The file of tensors that was given instead of specifications.
 

@@ -68,6 +68,48 @@ def test_predict_for_a_gpu_that_is_not_here(cli: Cli, tmp_path: Path) -> None:
     assert "nonsense" in ran.err
 
 
+def test_a_table_of_batch_sizes(cli: Cli, tmp_path: Path) -> None:
+    target = f"{SAMPLES}/simple_mlp.py"
+    ran = cli("profile", target, "--batch", "4, 16", "--device", "cpu", "--steps", "1", "--json", "r.json")
+    assert ran.code == 0, ran.err
+    lines = [line.split()[:2] for line in ran.out.splitlines() if line.startswith("  batch ")]
+    assert lines == [["batch", "4"], ["batch", "16"]]
+    report = codec.read(tmp_path / "r.json")
+    sizes = [one.workload.batch for one in (report, *report.variants) if one.workload]
+    assert sizes == [4, 16]
+    ran = cli("apply", "--strategy", "inplace")  # to the first of them
+    assert ran.err.startswith("last profile: simple_mlp.py")
+    for given in ("4,x", "0", "4,,8", "", "-1"):
+        ran = cli("profile", target, f"--batch={given}")
+        assert (ran.code, ran.out) == (2, "")
+        assert "is no batch size.  Write --batch 8, or --batch 1,8,64" in ran.err
+
+
+def test_one_command_gives_prefill_and_decode(cli: Cli, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, vocab_size=60
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "llama")
+    ran = cli("profile", "llama", "--entry", "generate", "--device", "cpu", "--steps", "1", "--json", "r.json")
+    assert ran.code == 0, ran.err
+    prefill = codec.read(tmp_path / "r.json")
+    (decode,) = prefill.variants
+    assert prefill.workload is not None
+    assert decode.workload is not None
+    assert [prefill.workload.entry, decode.workload.entry] == ["prefill", "decode"]
+    assert [one.inputs[0].shape for one in (prefill.workload, decode.workload)] == [(1, 128), (1, 1)]
+    assert decode.timeline is not None
+    assert prefill.timeline is not None
+    assert "aten::index_copy_" in decode.timeline.kernels.op  # the static cache is written in place
+    assert "aten::index_copy_" not in prefill.timeline.kernels.op
+    assert "per token" in ran.out
+    assert ran.out.count("In full ") == 2
+    ran = cli("profile", "llama", "--entry", "genrate")
+    assert ran.code == 2
+    assert "Did you mean 'generate'?" in ran.err
+
+
 @pytest.mark.skipif(SHARED is None, reason="no traces beside this checkout")
 def test_analyze_a_real_trace(cli: Cli, tmp_path: Path) -> None:
     ran = cli("analyze", f"{SHARED}/traces/tl_h100_vit_nsfw.json.gz", "--json", "r.json")

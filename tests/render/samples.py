@@ -91,6 +91,7 @@ PROFILE = Report(
     not_applicable=(NotApplicable("FA107", "the model has no attention"),),
 )  # fmt: skip
 
+LOUD = Warning("W01", "Two threads share this machine with other work: intervals are wide.")
 CPU_PROFILE = replace(
     PROFILE,
     environment=CPU,
@@ -100,7 +101,7 @@ CPU_PROFILE = replace(
     ),
     timeline=replace(PROFILE.timeline, stand_ins=True) if PROFILE.timeline else None,
     latency=Timing(12.34, (12.24, 12.44), (12.34,) * 30),
-    warnings=(Warning("W01", "Two threads share this machine with other work: intervals are wide."),),
+    warnings=(LOUD,),
 )  # fmt: skip
 
 TRACE = replace(
@@ -183,7 +184,33 @@ PREDICTED = replace(
 EMPTY = Report(tool=TOOL, created=CREATED, command="analyze", source="empty.json",
                timeline=TimelineSummary(basis="recorded"))  # fmt: skip
 
+
+def at(batch: int, median_ms: float, idle: float, *findings: Finding) -> Report:
+    """The block at a batch size, launch-bound or not."""
+    spec = replace(BLOCK.inputs[0], shape=(batch, 256, 56, 56))
+    return replace(
+        PROFILE, workload=replace(BLOCK, batch=batch, inputs=(spec,)), findings=findings,
+        latency=Timing(median_ms, (median_ms, median_ms), (median_ms,) * 200),
+        fusion=replace(PROFILE.fusion, launch_bound=LaunchBound(7.9, idle)),
+    )  # fmt: skip
+
+
+REPLAY = Finding(
+    id="FA301#1", rule="FA301", title="Replay the step as a graph", module="", saving=bound(0, 40, 30),
+    remedies=("cudagraph",),
+)  # fmt: skip
+BATCHES = replace(
+    at(1, 0.064, 0.62, REPLAY), variants=(at(8, 0.08, 0.0, FOLD), replace(at(64, 0.48, 0.0), warnings=(LOUD,)))
+)
+GENERATE = replace(
+    PREDICTED, workload=replace(BLOCK, entry="prefill", inputs=(TensorSpec("input_ids", (2, 128), "int64"),)),
+    variants=(
+        replace(PREDICTED, workload=replace(BLOCK, entry="decode", inputs=(TensorSpec("input_ids", (2, 1), "int64"),))),
+    ),
+)  # fmt: skip
+
 ALL = {
     "profile": PROFILE, "cpu_profile": CPU_PROFILE, "trace": TRACE, "apply": APPLY, "not_tried": NOT_TRIED,
-    "refused": REFUSED, "predicted": PREDICTED, "empty": EMPTY,
+    "refused": REFUSED, "predicted": PREDICTED, "empty": EMPTY, "batches": BATCHES,
+    "generate": GENERATE,
 }  # fmt: skip
