@@ -1,5 +1,6 @@
 """Comparisons of what the stations find: eager against compiled, before a fold against after, rank against rank."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -67,6 +68,57 @@ def test_eager_against_compiled_names_exactly_the_fusions_gained() -> None:
     assert {p.module for b in back.breaches for p in b.places if b.what.startswith("findings.")} == {
         f"layers.{layer}.norm" for layer in LAYERS
     }
+
+
+PAIR = """
+import torch
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.up = nn.Linear(32, 64)
+        self.act = nn.GELU()
+        self.norm = nn.LayerNorm(32)
+        self.down = nn.Linear(64, 32)
+
+    def forward(self, x):
+        return self.norm(x + self.down(self.act(self.up(x))))
+
+
+def compiled():
+    return torch.compile(Block())
+
+
+def example_inputs():
+    return torch.randn(16, 32)
+"""
+
+
+def test_a_pair_that_torch_compiled_names_exactly_the_fusions_gained(tmp_path: Path) -> None:
+    (tmp_path / "pair.py").write_text(PAIR)
+    before, after = (
+        advisor.profile(f"{tmp_path / 'pair.py'}:{name}", device="cpu", steps=1) for name in ("Block", "compiled")
+    )
+    assert after.timeline is not None
+    ran = Counter(after.timeline.kernels.kind)
+    assert ran == {"gemm": 2, "fused": 2}  # what the profile holds is the compiled code
+    found = diff.compare(before, after)
+    gained = [(c.event, c.rule, c.module, c.source and c.source.line) for c in found.fusions]
+    assert ("gained", "FA102", "act", 16) in gained
+    assert ("gained", "FA104", "norm", 16) in gained
+    assert {event for event, *_ in gained} == {"gained"}
+    assert {(rule, module) for _, rule, module, _ in gained} == {
+        (f.rule, module) for f in before.findings for module in f.modules or (f.module,)
+    }
+    assert not after.findings
+    changed = {m: (c.before, c.after) for c in found.modules for m in c.modules}
+    assert changed == {"act": (1, 0), "norm": (1, 0), "": (1, 2)}
+    assert [n for c in found.modules for n, _ in c.came if not n.startswith("cpp_fused_")] == []
+    back = {c.event for c in diff.compare(after, before).fusions}
+    assert back == {"lost"}
 
 
 def test_one_layer_falling_back_to_eager_is_found_among_those_that_did_not() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.autograd.profiler import record_function
 
+from fusionadvisor.capture import generated
 from fusionadvisor.capture.align import align
 from fusionadvisor.capture.profiler import Profiler
 from fusionadvisor.errors import EnvironmentUnfitError
@@ -104,7 +105,8 @@ def profiled(run: Callable[[], object], program: Program, steps: int) -> Timelin
         path = Path(folder) / "profile.json"
         _steps(run, program, Profiler(on_cuda=on_cuda), 1)  # the first recording pays for setting the profiler up
         profiler = Profiler(on_cuda=on_cuda)
-        _steps(run, program, profiler, steps)
+        with generated.named():
+            _steps(run, program, profiler, steps)
         profiler.export(path)
         timeline = load(path, stand_ins=True)
     check_recorded(timeline, steps, on_cuda)

@@ -65,8 +65,6 @@ def timeline(program: Program, model: nn.Module, latency: Timing) -> TimelineSum
         return program.step(call, model)
 
     flow = record(run, model, call)
-    with generated.named():
-        recorded = profiled(run, program, 1)
-    found = on_one_clock(align(recorded, flow).timeline, latency)
+    found = on_one_clock(align(profiled(run, program, 1), flow).timeline, latency)
     advice = engine.run(Facts(found, flow, latency_us=latency.median_ms * 1e3))
     return summarise(found, advice.group_of_kernel, advice.bytes_of_kernel)

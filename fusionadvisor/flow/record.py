@@ -155,7 +155,11 @@ class _Recorder:
             if kept is not None:
                 handle = register_optimizer_step_pre_hook(lambda optimizer, *_: kept.optimizer(optimizer))
                 stack.callback(handle.remove)
-            mode = _ModeBesideDynamo if "torch._dynamo" in sys.modules else _Mode
+            mode = _Mode
+            if "torch._dynamo" in sys.modules:
+                mode = _ModeBesideDynamo
+                # else Dynamo, which compiles nothing under a mode, leaves the code that it met eager for good
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(mode(self, kept))
             yield
 

@@ -67,6 +67,7 @@ _KERNELS: Final = (
 )  # fmt: skip
 
 _OPS: Final = (
+    ("fused", r"^(?:graph_\d+_)?cpp_fused_"),
     ("collective", r"^(?:c10d|nccl|gloo|record_param_comms|_c10d_functional)"),
     ("attention", r"attention"),
     ("conv", r"conv(?!ert)"),

@@ -90,6 +90,7 @@ def test_kernel_kind(name: str) -> None:
         ("aten::native_dropout", "rng"),
         ("aten::max_pool2d_with_indices", "pool"),
         ("aten::_fused_adamw_", "optimizer"),
+        ("cpp_fused_add_native_layer_norm_1", "fused"),
         ("mylib::thing", "custom"),
     ],
 )
