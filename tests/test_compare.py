@@ -7,13 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from fusionadvisor import advisor
+from fusionadvisor import advisor, recipe
 from fusionadvisor.analysis.facts import Facts
 from fusionadvisor.analysis.summary import summarise
+from fusionadvisor.evaluate import trial
+from fusionadvisor.evaluate.trial import Job
 from fusionadvisor.report import diff
 from fusionadvisor.report.budget import check
 from fusionadvisor.report.model import Environment, Report, Tool
 from fusionadvisor.rules.engine import run
+from fusionadvisor.workload.program import build
+from fusionadvisor.workload.resolve import resolve
 from tests.builders import H100, Call, T, call, timeline
 from tests.shared import SHARED
 
@@ -130,29 +134,34 @@ def test_one_layer_falling_back_to_eager_is_found_among_those_that_did_not() -> 
     assert {p.source.line for b in broken.breaches for p in b.places if p.source} == {17}
 
 
-def test_before_and_after_a_fold_names_exactly_the_batch_norms(tmp_path: Path) -> None:
+FOLDED = """
+
+def folded():
+    from fusionadvisor.recipe import apply_recipe
+
+    return apply_recipe(ResidualBlock().eval(), "{recipe}")
+"""
+
+
+def test_before_and_after_fuse_modules_names_exactly_the_batch_norms(tmp_path: Path) -> None:
     original = (Path(__file__).parents[1] / "sample_models" / "residual_block.py").read_text()
-    folded = (
-        "\n\nfrom torch.nn.utils.fusion import fuse_conv_bn_eval\n\n\n"
-        "def folded():\n"
-        "    model = ResidualBlock().eval()\n"
-        "    for i in ('1', '2'):\n"
-        "        conv = fuse_conv_bn_eval(getattr(model, 'conv' + i), getattr(model, 'bn' + i))\n"
-        "        setattr(model, 'conv' + i, conv)\n"
-        "        setattr(model, 'bn' + i, nn.Identity())\n"
-        "    return model\n"
-    )
-    (tmp_path / "block.py").write_text(original + folded)
-    before, after = (
-        advisor.profile(f"{tmp_path / 'block.py'}:{name}", device="cpu", steps=1)
-        for name in ("ResidualBlock", "folded")
-    )
+    target = tmp_path / "block.py"
+    target.write_text(original)
+    workload = resolve(f"{target}:ResidualBlock", device="cpu")
+    program = build(workload)
+    done = trial.perform(Job(workload, step=recipe.Step("fuse_modules"), budget_s=0), program, lambda _: None)
+    assert done.step is not None
+    modules, code = recipe.fingerprint(program.model)
+    recipe.save(tmp_path, recipe.Recipe((done.step,), "ResidualBlock", modules=modules, code=code))
+    target.write_text(original + FOLDED.format(recipe=tmp_path / recipe.FILE))
+
+    before, after = (advisor.profile(f"{target}:{name}", device="cpu", steps=1) for name in ("ResidualBlock", "folded"))
     found = diff.compare(before, after)
-    folds = [(c.event, c.module, c.source and c.source.line) for c in found.fusions if c.rule == "FA101"]
-    assert folds == [("gained", "bn1", 18), ("gained", "bn2", 21)]
-    assert not [c for c in found.fusions if c.event == "lost" and c.rule in ("FA101", "FA103")]
-    gone = {m: dict(change.gone) for change in found.modules for m in change.modules}
-    assert set(gone) >= {"bn1", "bn2"}
+    events = [(c.event, c.rule, c.module, c.source and c.source.line) for c in found.fusions]
+    # after bn1 the activation was alone; after bn2 the addition still stands before it
+    assert events == [("gained", "FA101", "bn1", 18), ("gained", "FA101", "bn2", 21), ("gained", "FA103", "relu", 19)]
+    changed = {m: (c.before, c.after, c.gone, c.came) for c in found.modules for m in c.modules}
+    assert changed == dict.fromkeys(("bn1", "bn2"), (1, 0, (("aten::native_batch_norm", 1),), ()))
     assert check(after, baseline=before).breaches == ()
 
 

@@ -233,17 +233,27 @@ def _fusions(before: Report, after: Report) -> list[FusionChange]:
     graphed = [r.fusion.graphed_share for r in (before, after)]
     for place, count in left.items():
         event: FusionEvent = "gained" if _lives(place.module, known[1]) else "gone"
-        changes.append(_change("hidden" if graphed[1] > graphed[0] + GRAPHED else event, place, count, before))
+        changes.append(_change("hidden" if graphed[1] > graphed[0] + GRAPHED else event, place, count, before, after))
     for place, count in came.items():
         event = "lost" if _lives(place.module, known[0]) else "new"
-        changes.append(_change("hidden" if graphed[0] > graphed[1] + GRAPHED else event, place, count, after))
+        changes.append(_change("hidden" if graphed[0] > graphed[1] + GRAPHED else event, place, count, after, before))
     order: tuple[FusionEvent, ...] = ("lost", "new", "gained", "gone", "moved", "hidden")
     return sorted(changes, key=lambda c: (order.index(c.event), c.rule, c.module))
 
 
-def _change(event: FusionEvent, place: Place, count: int, report: Report) -> FusionChange:
+def _change(event: FusionEvent, place: Place, count: int, report: Report, other: Report) -> FusionChange:
+    """A place that only one report has, or has more often: then at the line where the other has none."""
     title = next(f.title for f in report.findings if f.rule == place.rule)
-    return FusionChange(event, place.rule, title, place.module, count, step.source_of(report, place))
+    stays = _lines(other, place)
+    only = [line for line in _lines(report, place) if line not in stays]
+    source = only[0] if stays and only else step.source_of(report, place)
+    return FusionChange(event, place.rule, title, place.module, count, source)
+
+
+def _lines(report: Report, place: Place) -> list[Source]:
+    """Lines of the findings that begin at a place."""
+    own = [f for f in report.findings if f.rule == place.rule and step.module_path(f.module) == place.module]
+    return [f.source for f in own if f.source]
 
 
 def _modules_of(report: Report) -> frozenset[str]:
@@ -276,7 +286,7 @@ def _moved(
             renamed = old.module not in known[1] and new.module not in known[0] and old.module and new.module
             same = old.rule == new.rule and titles[id(before), old.rule] == titles[id(after), new.rule]
             if same and renamed and left[old] == came[new] > 0 and known[0] and known[1]:
-                change = _change("moved", old, left[old], before)
+                change = _change("moved", old, left[old], before, after)
                 changes.append(replace(change, source=step.source_of(after, new), to=new.module))
                 left[old] = came[new] = 0
     left += Counter()  # drops what is zero
