@@ -1,0 +1,1 @@
+"""The tool on architectures nobody here wrote; see :mod:`benchmarks.zoo.__main__`."""

@@ -1,0 +1,149 @@
+"""Do two models agree? Written apart from the tool's own verification, to check it.
+
+Both are compared with the original in float64, on inputs the tool never saw. Inference: every tensor of the output.
+Training: loss, gradients and parameters over two steps of the loss alone (dropout off, so that nothing is drawn).
+"""
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+RELATIVE = 1e-4
+"""Distance from float64, over the tensor's own size, that float32 may show whatever the original's own is."""
+TIMES_OWN = 4.0
+"""And how many times the original's own distance."""
+NEGLIGIBLE = 1e-4
+"""Of the largest tensor: a smaller one is measured against this, as gradients that should vanish are rounding alone."""
+
+Inputs = Callable[[], dict[str, torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """The worst tensor of all: relative distances from float64 of the candidate and of the original."""
+
+    wrong: str
+    candidate: float
+    original: float
+    tensors: int
+
+
+def outputs_agree(
+    original: nn.Module, candidate: Callable[..., Any], inputs: Inputs, seeds: tuple[int, ...]
+) -> Agreement:
+    """Compare outputs on the inputs of each seed."""
+    exact = _double(original)
+    pairs = []
+    for seed in seeds:
+        torch.manual_seed(seed)
+        given = inputs()
+        with torch.no_grad():
+            own, new = (list(_tensors(model(**_copy(given)))) for model in (original, candidate))
+            truth = [] if exact is None else list(_tensors(exact(**_wide(given))))
+        pairs.append((own, new, truth))
+    return _worst(pairs)
+
+
+def steps_agree(
+    original: nn.Module,
+    candidate: nn.Module,
+    step: Callable[[nn.Module, Any], Any],
+    inputs: Inputs,
+    seeds: tuple[int, ...],
+) -> Agreement:
+    """Compare what training steps leave, one after the other on each model. All three are changed."""
+    exact = _double(original)
+    pairs = []
+    for seed in seeds:
+        torch.manual_seed(seed)
+        given = inputs()
+        own, new = (_after(model, step, _copy(given)) for model in (original, candidate))
+        truth = [] if exact is None else _after(exact, step, _wide(given))
+        pairs.append((own, new, truth))
+    return _worst(pairs)
+
+
+def without_dropout(model: nn.Module) -> nn.Module:
+    """The model with everything that draws random numbers in training turned off."""
+    for module in model.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+        for name, value in list(vars(module).items()):
+            if ("drop" in name or name == "activation_dropout") and isinstance(value, float):
+                setattr(module, name, 0.0)
+    return model
+
+
+def _after(
+    model: nn.Module, step: Callable[[nn.Module, Any], Any], given: dict[str, torch.Tensor]
+) -> list[torch.Tensor]:
+    loss = step(model, given)
+    named = sorted(model.named_parameters())
+    gradients = [p.grad.detach().clone() for _, p in named if p.grad is not None]
+    return [loss.detach().clone(), *gradients]
+
+
+def _worst(pairs: list[tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]]) -> Agreement:
+    candidate = original = 0.0
+    count = 0
+    for own, new, truth in pairs:
+        if [t.shape for t in own] != [t.shape for t in new]:
+            return Agreement("other tensors come out", candidate, original, count)
+        truth = truth if [t.shape for t in truth] == [t.shape for t in own] else own
+        floor = NEGLIGIBLE * max((_rms(t) for t in truth if t.is_floating_point()), default=1.0)
+        for a, b, c in zip(own, new, truth, strict=True):
+            count += 1
+            if not a.is_floating_point():
+                if not torch.equal(a, b):
+                    return Agreement("integers differ", candidate, original, count)
+                continue
+            mine, theirs = _distance(b, c, floor), _distance(a, c, floor)
+            if mine > candidate:
+                candidate, original = mine, theirs
+            if not mine <= max(RELATIVE, TIMES_OWN * theirs):
+                return Agreement(f"{mine:.2g} from float64, the original {theirs:.2g}", mine, theirs, count)
+    return Agreement("", candidate, original, count)
+
+
+def _distance(value: torch.Tensor, truth: torch.Tensor, floor: float) -> float:
+    """Root mean square of the difference over that of the truth; infinite where NaN and infinities differ."""
+    value, truth = value.double(), truth.double()
+    same = value.isfinite() == truth.isfinite()
+    if not bool(same.all()):
+        return float("inf")
+    value, truth = (torch.where(t.isfinite(), t, 0.0) for t in (value, truth))
+    return _rms(value - truth) / max(_rms(truth), floor, 1e-30)
+
+
+def _rms(tensor: torch.Tensor) -> float:
+    return float(tensor.double().square().mean().sqrt()) if tensor.numel() else 0.0
+
+
+def _double(model: nn.Module) -> nn.Module | None:
+    return copy.deepcopy(model).double()
+
+
+def _copy(given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in given.items()}
+
+
+def _wide(given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {n: v.double() if v.is_floating_point() else v.clone() for n, v in given.items()}
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Every tensor in an output, whatever holds it."""
+    if isinstance(value, torch.Tensor):
+        yield value.detach()
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+    elif hasattr(value, "__dict__") and not isinstance(value, type | nn.Module):
+        yield from _tensors({k: v for k, v in vars(value).items() if not k.startswith("__")})

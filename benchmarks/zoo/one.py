@@ -1,0 +1,261 @@
+"""Everything the tool does, on one architecture."""
+
+import json
+import subprocess
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+from benchmarks.zoo import check, forked, models
+from benchmarks.zoo.forked import Failed
+from fusionadvisor import advisor, strategies
+from fusionadvisor.evaluate import auto
+from fusionadvisor.evaluate.search import Trying
+from fusionadvisor.evaluate.trial import Done, with_steps
+from fusionadvisor.evaluate.worker import Limits
+from fusionadvisor.recipe import Step
+from fusionadvisor.report.codec import to_dict
+from fusionadvisor.report.model import Attempt, Finding, Report, Speedup, Workload
+from fusionadvisor.strategies.base import Strategy
+
+GPU = "h100"
+CHECK_SEEDS = (101, 202)
+MEASURE_S = 1.0
+"""Of a single strategy; ``auto`` shares out its own budget."""
+BUDGET_S = auto.BUDGET_S
+JOB_S = 240.0
+
+Plain = dict[str, Any]
+
+
+def measure(name: str, mode: str, folder: Path) -> Plain:
+    """The row of an architecture in a mode. Runs in a process that has computed nothing; every job is forked from it."""
+    start = time.monotonic()
+    with forked.workers():
+        found = _Mode(name, str(models.write(name, folder)), mode == "training").measure()
+    return {**head(name, mode), "seconds": round(time.monotonic() - start, 1), **found}
+
+
+def head(name: str, mode: str) -> Plain:
+    """What a row begins with."""
+    return {
+        "name": name,
+        "mode": mode,
+        "model": models.CONFIGS[name][0] if name in models.CONFIGS else f"sample_models/{name}.py",
+        "commit": commit(),
+        "date": datetime.now(UTC).isoformat(timespec="minutes"),
+    }
+
+
+def commit() -> str:
+    """The commit of this checkout."""
+    return subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+class _Mode:
+    def __init__(self, name: str, target: str, train: bool) -> None:
+        self.name, self.target, self.train = name, target, train
+        self.crashes: list[str] = []
+
+    def measure(self) -> Plain:
+        profiled = self._call("profile", partial(_profile, self.target, self.train))
+        if not isinstance(profiled, Report):
+            return {"profile": profiled, "crashes": self.crashes}
+        workload = profiled.workload
+        assert workload is not None
+        predicted = self._call("predict", partial(_predict, workload))
+        found, tried = self._auto(workload, profiled.findings)
+        return {
+            "profile": _profiled(profiled),
+            "predict": predicted,
+            "strategies": dict(self._strategies(workload, tried)),
+            "auto": found,
+            "crashes": self.crashes,
+        }
+
+    def _call(self, what: str, function: Any) -> Any:
+        found = forked.call(function, JOB_S)
+        if not isinstance(found, Failed):
+            return found
+        if not found.meant:
+            self.crashes.append(f"{what}: {found.what}\n{found.trace}".strip())
+        return {"error": found.what}
+
+    def _auto(
+        self, workload: Workload, findings: tuple[Finding, ...]
+    ) -> tuple[Plain, list[tuple[Attempt, Step | None]]]:
+        """The search, and every attempt it made with the step that came of it."""
+        start = time.monotonic()
+        tried: list[tuple[Attempt, Step | None]] = []
+        one = Trying.tried
+
+        def noted(trying: Trying, strategy: Strategy, on: Any) -> tuple[Attempt, Done]:
+            made, done = one(trying, strategy, on)
+            tried.append((made, done.step))
+            return made, done
+
+        with mock.patch.object(Trying, "tried", noted):
+            try:
+                outcome = auto.search(workload, findings, budget_s=BUDGET_S, timeout_s=JOB_S)
+            except Exception as error:  # noqa: BLE001 - what the benchmark is there to find
+                self.crashes.append(f"auto: {type(error).__name__}: {error}")
+                return {"error": str(error)}, tried
+        row: Plain = {
+            "seconds": round(time.monotonic() - start, 1),
+            "kept": [step.strategy + _bracketed(step.parameters) for step in outcome.steps],
+            "steps": [to_dict(step) for step in outcome.steps],
+            "speedup": _speedup(outcome.result),
+            "warnings": [w.message for w in outcome.warnings],
+            "attempts": [_attempt(a) for a in outcome.attempts],
+        }
+        self.crashes += [f"auto, {a.strategy}: {a.reason}" for a in outcome.attempts if a.outcome == "crashed"]
+        if outcome.verification:
+            row["verification"] = _verification(outcome.verification)
+        if outcome.steps:
+            row["check"] = self._check(workload, outcome.steps)
+        known = [a for a, _ in tried]
+        return row, tried + [(a, None) for a in outcome.attempts if a.reason.startswith("Dropped") and a not in known]
+
+    def _strategies(self, workload: Workload, tried: list[tuple[Attempt, Step | None]]) -> Iterator[tuple[str, Plain]]:
+        """Each strategy alone: as the search tried or planned it, else by itself."""
+        alone = {a.strategy: (a, step) for a, step in reversed(tried) if not a.on and not a.parameters}
+        trying = Trying(workload, Limits(JOB_S), MEASURE_S, lambda _: None)
+        for name in strategies.ids():
+            made, step = alone.get(name, (None, None))
+            if made is None or made.outcome in ("not_tried", "timed_out"):
+                made, done = trying.tried(strategies.get(name), ())
+                step = done.step
+                if made.outcome == "crashed":
+                    self.crashes.append(f"{name}: {made.reason}")
+            row = _attempt(made)
+            if step is not None and (made.kept or name != "compile"):
+                row["check"] = self._check(workload, (step,))
+            yield name, row
+
+    def _check(self, workload: Workload, steps: tuple[Step, ...]) -> Plain:
+        found = forked.call(partial(_checked, self.name, workload, steps), JOB_S)
+        if isinstance(found, Failed):
+            self.crashes.append(f"check of {[s.strategy for s in steps]}: {found.what}\n{found.trace}")
+            return {"error": found.what}
+        return to_dict(found)  # type: ignore[no-any-return]
+
+
+# -- in forked processes ----------------------------------------------------------------------------------------------
+
+
+def _profile(target: str, train: bool) -> Report:
+    return advisor.profile(target, train=train, device="cpu")
+
+
+def _predict(workload: Workload) -> Plain:
+    """As ``profile --gpu``, without its process of its own: this is one already."""
+    from fusionadvisor.capture import predict
+    from fusionadvisor.capture.predicted.stream import stream
+
+    with mock.patch.object(predict, "_in_child", stream):
+        report = advisor.predict_workload(workload, GPU)
+    assert report.predicted is not None
+    return {
+        "kernels": report.predicted.kernels,
+        "us": round(report.predicted.kernel_us.likely or 0.0, 1),
+        "uncalibrated": round(report.predicted.uncalibrated_share, 3),
+        "findings": _found(report.findings),
+        "warnings": [w.message for w in report.warnings],
+    }
+
+
+def _checked(name: str, workload: Workload, steps: tuple[Step, ...]) -> check.Agreement:
+    """Build the model anew, do the steps as a recipe would, and compare without the tool."""
+    from fusionadvisor.workload.program import build
+
+    program = build(workload)
+    if program.training is None:
+        draw = partial(models.inputs, name) if name in models.CONFIGS else partial(_drawn, program)
+        return check.outputs_agree(program.model, with_steps(program, steps), draw, CHECK_SEEDS)
+    model = program.model = check.without_dropout(program.model)
+    candidate = with_steps(program, steps)
+    draw = partial(models.labelled, name) if name in models.CONFIGS else partial(_drawn, program)
+    return check.steps_agree(model, candidate, partial(_step, program), draw, CHECK_SEEDS)
+
+
+def _drawn(program: Any) -> dict[str, Any]:
+    """Inputs of a sample: as its own file draws them, under this seed."""
+    call = program.source._make(torch.initial_seed())
+    return dict(call.tensors(program._names))
+
+
+def _step(program: Any, model: Any, batch: Any) -> Any:
+    from fusionadvisor.workload.inputs import Call
+
+    return program.step(Call(kwargs=batch), model)
+
+
+# -- plain data -------------------------------------------------------------------------------------------------------
+
+
+def _profiled(report: Report) -> Plain:
+    assert report.timeline is not None
+    assert report.latency is not None
+    return {
+        "ops": report.timeline.kernels.total // max(report.timeline.steps, 1),
+        "ms": round(report.latency.median_ms, 3),
+        "findings": _found(report.findings),
+        "warnings": [w.message for w in report.warnings],
+    }
+
+
+def _found(findings: tuple[Finding, ...]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for finding in findings:
+        found[finding.rule] = found.get(finding.rule, 0) + finding.instances
+    return found
+
+
+def _attempt(made: Attempt) -> Plain:
+    row: Plain = {"strategy": made.strategy, "outcome": made.outcome, "kept": made.kept, "reason": made.reason}
+    row |= {key: value for key, value in (("on", made.on), ("parameters", made.parameters)) if value}
+    row["sites"] = [made.sites.applied, made.sites.matched]
+    row["refused"] = sorted({f"{r.site}: {r.reason}" for r in made.sites.refused})[:12]
+    row["notes"] = list(made.notes)
+    if made.kernels:
+        row["ops"] = [made.kernels.before, made.kernels.after]
+    if made.verification:
+        row["verification"] = _verification(made.verification)
+    if made.speedup:
+        row["speedup"] = _speedup(made.speedup)
+    if made.compile_s is not None:
+        row["compile_s"] = round(made.compile_s, 2)
+    return row
+
+
+def _verification(found: Any) -> Plain:
+    ratio = found.rmse_ratio
+    return {
+        "verdict": found.verdict, "max_error": float(f"{found.max_error:.3g}"),
+        "times_own": None if ratio is None else float(f"{ratio:.3g}"), "reason": found.reason,
+    }  # fmt: skip
+
+
+def _speedup(found: Speedup | None) -> list[float] | None:
+    if found is None:
+        return None
+    return [round(x, 3) for x in (found.median, *found.ci95, *found.aa_band)]
+
+
+def _bracketed(parameters: dict[str, str]) -> str:
+    return f"({', '.join(f'{k}={v}' for k, v in parameters.items())})" if parameters else ""
+
+
+def save(row: Plain, path: Path) -> None:
+    """Write a row, whole or not at all."""
+    partial_path = path.with_suffix(".partial")
+    partial_path.write_text(json.dumps(row, indent=1) + "\n")
+    partial_path.rename(path)
