@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from fusionadvisor.errors import InputError, did_you_mean
+from fusionadvisor.flow.graph import Op
 from fusionadvisor.report.model import Refusal, Source
 from fusionadvisor.strategies.base import Plan, Site, Strategy, Subject
 from fusionadvisor.strategies.graphs.state import contents_kept
@@ -23,6 +24,10 @@ LISTED = 5
 """Graph breaks and recompiles told one by one; of further ones the number is."""
 _EXPLAINED = "Explanation:"
 """In dynamo's text on a graph break, and not in what else makes it start again."""
+_DRAWS = (
+    "Random numbers, as of dropout, are drawn by PyTorch's own ops, in the order of the uncompiled step: else nothing "
+    "could be verified. These ops stay unfused."
+)
 OLDEST_CAPABILITY = (7, 0)
 """Triton's oldest GPU, as Inductor checks it."""
 
@@ -47,6 +52,9 @@ class Compile(Strategy):
       compiles anew for each.
 
     Compiling is timed apart and is never in a latency; the number of calls after which it has paid for itself is given.
+    Code that Inductor generates draws random numbers from a generator of its own, so a training step with dropout could
+    not be compared with the uncompiled one. There PyTorch's own ops keep drawing them (`fallback_random`).
+
     Graph breaks (places where a graph ends and Python runs) and recompiles are counted and listed with the user's
     lines. Where torch reaches its recompile limit, and runs a function without compiling it from then on, that is said.
 
@@ -105,15 +113,18 @@ class Compile(Strategy):
             return Plan(
                 refused=(survey.failure or Refusal("the model", "No op of it could be captured."),), graph_breaks=0
             )
-        data = {"mode": self.mode, "dynamic": self.dynamic}
+        data = {"mode": self.mode, "dynamic": self.dynamic, "draws": _draws(subject)}
         sites = tuple(Site(p or "the model", (p,) if p else (), "torch.compile", {"path": p, **data}) for p in paths)
-        notes = (*self._notes(subject.device), *survey.notes())
+        notes = (*self._notes(subject.device), *([_DRAWS] if data["draws"] else []), *survey.notes())
         return Plan(sites, survey.refusals(), notes=notes, graph_breaks=len(survey.breaks))
 
     def rewrite(self, model: nn.Module, plan: Plan, subject: Subject) -> nn.Module:
         """Mark the sites for compilation, which their first call does."""
         for site in plan.sites:
-            compile_at(model.get_submodule(str(site.data["path"])), mode=self.mode, dynamic=DYNAMIC[self.dynamic])
+            how: dict[str, Any] = {"mode": self.mode}
+            if site.data.get("draws"):
+                how = {"options": {**torch._inductor.list_mode_options(self.mode), "fallback_random": True}}
+            compile_at(model.get_submodule(str(site.data["path"])), dynamic=DYNAMIC[self.dynamic], **how)
         return model
 
     def first_call(self, run: Callable[[], object]) -> tuple[str, ...]:
@@ -306,6 +317,19 @@ def _words(reason: str) -> str:
         return "a condition reads a tensor's value."
     first = next((line.strip() for line in reason.splitlines() if line.strip()), "for a reason dynamo does not give")
     return " ".join(first.partition("  # ")[0].split())
+
+
+def _draws(subject: Subject) -> bool:
+    """Whether the recorded steps draw random numbers, which compiled code draws from a generator of its own."""
+    ops = {(op.name, op.overload): op for graph in subject.graphs for op in graph.ops}.values()
+    return any(_is_random(op) for op in ops)
+
+
+def _is_random(op: Op) -> bool:
+    namespace, _, name = op.name.partition("::")
+    packet = getattr(getattr(torch.ops, namespace), name, None)
+    overload = getattr(packet, op.overload or "default", None)
+    return torch.Tag.nondeterministic_seeded in getattr(overload, "tags", ()) and op.arguments.get("dropout_p") != 0
 
 
 def _place(file: str, line: int) -> str:

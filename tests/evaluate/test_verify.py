@@ -150,3 +150,29 @@ def test_the_original_and_the_inputs_are_left_alone() -> None:
     assert torch.equal(x, before[1])
     assert all(torch.equal(v, before[0][k]) for k, v in model.state_dict().items())
     assert next(model.parameters()).dtype is torch.float32
+
+
+class Cache(nn.Module):
+    """As transformers returns its keys and values: neither a mapping nor a dataclass, and equal only to itself."""
+
+    def __init__(self, keys: list[Tensor]) -> None:
+        super().__init__()
+        self.keys = keys
+        self.owner = self
+        self.update = lambda: None
+
+
+@pytest.mark.parametrize(("error", "verdict"), [(0.0, "agrees"), (0.1, "diverges")])
+def test_tensors_in_objects_are_compared(error: float, verdict: str) -> None:
+    class Caching(nn.Module):
+        def __init__(self, error: float) -> None:
+            super().__init__()
+            self.error = error
+
+        def forward(self, x: Tensor) -> dict[str, object]:
+            return {"logits": x * 2, "cache": Cache([x, x + self.error])}
+
+    calls = [Call((torch.randn(3, 4),))]
+    found = verify(Caching(0.0), Caching(error), calls, lambda model, c: model(*c.args))
+    assert found.verdict == verdict
+    assert verdict == "agrees" or "output['cache'].keys[1] differs" in found.reason

@@ -1,10 +1,12 @@
 """What dynamo captures is told as it is: breaks with their lines, recompiles, the recompile limit."""
 
+import copy
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._dynamo import trace_rules
 
@@ -187,6 +189,34 @@ def test_old_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (6, 1))
     assert "this one has 6.1" in module._unequipped("cuda")
+
+
+class Dropping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(torch.relu(self.linear(x)), 0.5, self.training)
+
+
+def test_only_steps_that_draw_keep_the_ops_that_draw() -> None:
+    training = subject(Dropping().train(), (8,), batches=(2, 2, 2), mode="training")
+    assert Compile().plan(training).sites[0].data["draws"]
+    assert any("Random numbers" in note for note in Compile().plan(training).notes)
+    assert not Compile().plan(subject(Dropping().eval(), (8,), batches=(2, 2, 2))).sites[0].data["draws"]
+
+
+@pytest.mark.slow
+def test_a_compiled_dropout_draws_what_the_uncompiled_one_draws() -> None:
+    model = Dropping().train()
+    given = subject(model, (8,), batches=(16, 16, 16), mode="training")
+    candidate = Compile().rewrite(copy.deepcopy(model), Compile().plan(given), given)
+    for call in given.calls:
+        torch.manual_seed(5)
+        own = model(*call.args)
+        torch.manual_seed(5)
+        torch.testing.assert_close(candidate(*call.args), own)
 
 
 @pytest.mark.slow
