@@ -13,10 +13,10 @@ from torch import fx, nn
 
 from fusionadvisor.errors import InputError, StrategyError
 from fusionadvisor.report.model import Refusal
-from fusionadvisor.strategies import source
 from fusionadvisor.strategies.base import Call, Plan, Site, Strategy, Subject
 from fusionadvisor.strategies.modules import blocker, hooked
 from fusionadvisor.strategies.patterns import Finder, Match, NearMiss
+from fusionadvisor.strategies.pythonstate import PythonState
 from fusionadvisor.workload.inputs import tensors_in
 
 Pass = Callable[[fx.GraphModule], fx.GraphModule | None]
@@ -70,13 +70,12 @@ class FxPasses(Strategy):
             return Plan(blocker="A captured graph holds one mode, and this model is in training mode.")
         if reason := blocker(subject.model) or hooked(subject.model):
             return Plan(blocker=reason)
-        if reason := _writes_state(source.read(subject.model)):
-            return Plan(blocker=reason)
         work = copy.deepcopy(subject.model)
         capture = _capture(work, subject.calls, needed=bool(self.passes))
-        if capture.differs(subject.model, work, subject.calls):
+        if capture.graphs and capture.differs(subject.model, work, subject.calls):
             return Plan(blocker=f"What {capture.front_end} captured does not return exactly what the model returns.")
         sites, refused = self._rewritten(capture)
+        refused += (Refusal(path or "the model", reason) for path, reason in capture.stateful.items())
         return Plan(tuple(sites), tuple(refused), notes=capture.notes)
 
     def rewrite(self, model: nn.Module, plan: Plan, subject: Subject) -> nn.Module:
@@ -125,6 +124,8 @@ class _Capture:
     front_end: str
     graphs: dict[str, fx.GraphModule]
     notes: tuple[str, ...] = field(default=())
+    stateful: dict[str, str] = field(default_factory=dict)
+    """Modules that could be captured, and what of their code a graph would not do again."""
 
     def install(self, model: nn.Module) -> None:
         """Let each captured module run its graph; attributes and state dict stay as they were."""
@@ -147,30 +148,64 @@ class _Capture:
 
 def _capture(model: nn.Module, calls: tuple[Call, ...], needed: bool) -> _Capture:
     """Capture the whole; else the largest parts that can be; else, where those hold no formula, with torch.export."""
-    reasons: dict[str, str] = {}
-    parts = dict(_traced(model, "", reasons))
-    if "" in parts or any(isinstance(m, Match) for g in parts.values() for m in Finder(g).matches()):
-        note = (f"torch.fx cannot capture the whole: {reasons['']}",) if "" in reasons else ()
-        return _Capture("torch.fx", parts, note)
-    exported = _exported(model, calls) if calls else None
+    state = PythonState.of(model)
+    search = _Search(needed, state)
+    parts = dict(search.traced(model, ""))
+    if "" in parts or any(_has_formula(graph) for graph in parts.values()):
+        return _Capture("torch.fx", parts, search.notes(), search.stateful)
+    exported = _exported(model, calls) if calls and not search.stateful else None
     if exported is not None:
-        return _Capture("torch.export", {"": exported}, (f"torch.fx cannot capture the whole: {reasons['']}",))
-    return _Capture("torch.fx", parts if needed else {}, (f"torch.fx cannot capture the whole: {reasons['']}",))
+        if reason := state.changed(model):
+            return _Capture("torch.export", {}, search.notes(), {"": reason})
+        return _Capture("torch.export", {"": exported}, search.notes())
+    return _Capture("torch.fx", parts if needed else {}, search.notes(), search.stateful)
 
 
-def _traced(model: nn.Module, path: str, reasons: dict[str, str]) -> Iterator[tuple[str, fx.GraphModule]]:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield path, fx.symbolic_trace(model)
-    except _FAILURES as error:
-        reasons[path] = (str(error).strip().splitlines() or [type(error).__name__])[0]
+@dataclass
+class _Search:
+    """Looks for the largest parts of a model that torch.fx can capture.
+
+    Args:
+        needed: Whether a graph is wanted also where it holds no formula.
+        state: What of the whole model's state may change.
+        failed: Why a module could not be captured.
+        stateful: Where the code of one that could changes Python state.
+    """
+
+    needed: bool
+    state: PythonState
+    failed: dict[str, str] = field(default_factory=dict)
+    stateful: dict[str, str] = field(default_factory=dict)
+
+    def traced(self, model: nn.Module, path: str) -> Iterator[tuple[str, fx.GraphModule]]:
+        """The graphs of the module at ``path``, or of what is in it, by module path."""
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                graph = fx.symbolic_trace(model)
+        except _FAILURES as error:
+            self.failed[path] = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        else:
+            # code without a formula stays as it is, whatever it does
+            reason = self.state.changed(model) if self.needed or _has_formula(graph) else ""
+            if not reason:
+                yield path, graph
+                return
+            self.stateful[path] = reason
         for name, child in model.named_children():
             if not type(child).__module__.startswith("torch.nn."):
-                yield from _traced(child, f"{path}.{name}" if path else name, reasons)
+                yield from self.traced(child, f"{path}.{name}" if path else name)
             else:
                 for inner, grandchild in child.named_children():
-                    yield from _traced(grandchild, f"{path}.{name}.{inner}" if path else f"{name}.{inner}", reasons)
+                    yield from self.traced(grandchild, f"{path}.{name}.{inner}" if path else f"{name}.{inner}")
+
+    def notes(self) -> tuple[str, ...]:
+        """Why the whole could not be captured, if it could not."""
+        return (f"torch.fx cannot capture the whole: {self.failed['']}",) if "" in self.failed else ()
+
+
+def _has_formula(graph: fx.GraphModule) -> bool:
+    return any(isinstance(found, Match) for found in Finder(graph).matches())
 
 
 def _exported(model: nn.Module, calls: tuple[Call, ...]) -> fx.GraphModule | None:
@@ -232,20 +267,6 @@ def _module_of(node: fx.Node, path: str) -> str:
     inner = [entry[0] for entry in stack.values()][-1] if stack else ""
     inner = inner.removeprefix("L['self'].") if isinstance(inner, str) else ""
     return ".".join(part for part in (path, inner) if part) or "the model"
-
-
-def _writes_state(code: source.Code) -> str:
-    """Say where forward changes Python state, which a graph would not do again."""
-    import ast
-
-    if code.unreadable:
-        return f"The source of {code.unreadable[0]} cannot be read, so Python state it may change cannot be ruled out."
-    for function in code.functions:
-        for node in ast.walk(function.node):
-            stored = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del)
-            if stored or isinstance(node, ast.Global | ast.Nonlocal):
-                return f"{source.where(function, node)} changes Python state, which a graph would not do again."
-    return ""
 
 
 def _user_pass(where: str) -> Pass:

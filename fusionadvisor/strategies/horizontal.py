@@ -287,7 +287,7 @@ class _Survey:
                     return f"{source.where(function, node)} uses .data: what it changes there cannot be noticed"
                 lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
                 reached = any((function.file, line) in seen for line in lines)
-                if node.attr in _LAYOUT and not reached:
+                if node.attr in _LAYOUT and not reached and not source.made_whole(function, node.value):
                     return f"{source.where(function, node)}, which no input reached, may need {path}'s memory whole"
         return ""
 

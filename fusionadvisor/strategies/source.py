@@ -31,6 +31,12 @@ _DYNAMIC = frozenset(
 """Ways to reach a submodule without writing its name."""
 
 
+_READ_DTYPES = frozenset(
+    {"transformers.modeling_utils:get_parameter_dtype", "transformers.modeling_utils:get_parameter_device"}
+)  # fmt: skip
+"""Functions that go through all modules of a model, and only to ask for the dtype or device of their tensors."""
+
+
 @dataclass(frozen=True, eq=False)
 class Function:
     """One function that forward can reach. ``owner`` is the class it is a method of."""
@@ -87,7 +93,7 @@ def read(model: nn.Module) -> Code:
     todo += [(f, None) for module in model.modules() for f in _attached(module)]
     while todo:
         function, owner = todo.pop()
-        if id(function.__code__) in found or _trusted(function.__module__):
+        if id(function.__code__) in found or _trusted(function.__module__) or _name(function) in _READ_DTYPES:
             continue
         node = _parse(function)
         if node is None:
@@ -96,12 +102,22 @@ def read(model: nn.Module) -> Code:
         found[id(function.__code__)] = Function(
             node, owner, function.__qualname__, function.__globals__, function.__code__.co_filename
         )
-        for inner in ast.walk(node):
+        for inner in _run(node):
             if isinstance(inner, ast.Attribute):
                 todo += methods.get(inner.attr, ())
             elif isinstance(inner, ast.Name) and isinstance(called := function.__globals__.get(inner.id), FunctionType):
                 todo.append((called, None))
     return Code(tuple(found.values()), tuple(dict.fromkeys(unreadable)))
+
+
+def _run(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[ast.AST]:
+    """What a call of a function runs: its body, and not its decorators, defaults and annotations."""
+    for statement in function.body:
+        yield from ast.walk(statement)
+
+
+def _name(function: FunctionType) -> str:
+    return f"{function.__module__}:{function.__qualname__}"
 
 
 def digest(code: Code) -> str:
@@ -227,6 +243,21 @@ def block(function: Function, statement: ast.stmt) -> list[ast.stmt]:
     return next(block for block in blocks if isinstance(block, list) and statement in block)
 
 
+def made_whole(function: Function, value: ast.expr) -> bool:
+    """Whether a value is what ``.contiguous()`` returned: directly, or by a name last set so in the same block."""
+    if isinstance(value, ast.Call):
+        return isinstance(value.func, ast.Attribute) and value.func.attr == "contiguous" and not value.keywords
+    statement = next((n for n in function.ancestors(value) if isinstance(n, ast.stmt)), None)
+    if not isinstance(value, ast.Name) or statement is None or statement is function.node:
+        return False
+    same = block(function, statement)
+    for before in reversed(same[: same.index(statement)]):
+        if any(names(n, value.id) and isinstance(n.ctx, ast.Store) for n in ast.walk(before)):  # type: ignore[attr-defined]
+            alone = isinstance(before, ast.Assign) and len(before.targets) == 1 and names(before.targets[0], value.id)
+            return alone and made_whole(function, before.value)  # type: ignore[attr-defined]
+    return False
+
+
 def names(node: ast.AST, name: str) -> bool:
     """Whether a node is the local name ``name``."""
     return isinstance(node, ast.Name) and node.id == name
@@ -238,8 +269,8 @@ def loads(node: ast.AST, name: str) -> int:
 
 
 def where(function: Function, node: ast.AST) -> str:
-    """A place in a function, in words."""
-    return f"line {getattr(node, 'lineno', 0)} of {function.name}"
+    """A place in a function, in words: ``model.py:12 (Block.forward)``."""
+    return f"{function.file.rpartition('/')[2]}:{getattr(node, 'lineno', 0)} ({function.name})"
 
 
 def owner(model: nn.Module, path: str) -> tuple[str, tuple[str, ...]]:

@@ -210,8 +210,47 @@ class Counts(nn.Module):
         return silu(x, x, x) * self.calls
 
 
+class Counting(nn.Module):
+    """Counts its calls, and has a part that may or may not read the number."""
+
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.part = part
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Any:
+        self.calls += 1
+        if x.sum() > 1e9:  # not for fx
+            return x
+        self.part.gain = float(self.calls)  # type: ignore[assignment]
+        return self.part(x)
+
+
+class Gate(nn.Module):
+    def forward(self, x: Tensor) -> Any:
+        return x * torch.sigmoid(x)
+
+
+class Gain(nn.Module):
+    gain = 1.0
+
+    def forward(self, x: Tensor) -> Any:
+        return x * torch.sigmoid(x) * self.gain
+
+
+def test_a_part_is_rewritten_whatever_state_its_surroundings_change() -> None:
+    _, plan = applied(fx, subject(Counting(Gate()).eval(), (4,)))
+    assert [site.members for site in plan.sites] == [("part",)]
+
+
+def test_a_part_that_reads_what_its_surroundings_change_is_refused() -> None:
+    plan = fx.plan(subject(Counting(Gain()).eval(), (4,)))
+    assert not plan.sites
+    assert "changes gain, which test_fx.py:" in plan.refused[0].reason
+
+
 def test_refuses_state_hooks_and_training() -> None:
-    assert "changes Python state" in fx.plan(subject(Counts().eval(), (4,))).blocker
+    assert "changes Python state" in fx.plan(subject(Counts().eval(), (4,))).refused[0].reason
     model = nn.Sequential(nn.Linear(4, 4), Part()).eval()
     model[0].register_forward_hook(lambda *_: None)
     assert "hook" in fx.plan(Subject(model, (), ())).blocker

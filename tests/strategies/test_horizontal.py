@@ -293,6 +293,14 @@ def test_what_is_done_with_the_layers_or_their_outputs() -> None:
                 y = y.view(-1)
             return y.sin() * z.cos().mean()
 
+    class MadeWhole(Plain):
+        def forward(self, x: Tensor) -> Any:
+            y, z = self.one(x), self.two(x)
+            if x.mean() > 50:
+                y = y.contiguous()
+                y = y.view(-1)
+            return y.sin() * z.cos().mean()
+
     class Read(Plain):
         def forward(self, x: Tensor) -> Any:
             y = self.one(x).sin() + self.two(x).cos()
@@ -309,6 +317,7 @@ def test_what_is_done_with_the_layers_or_their_outputs() -> None:
     assert "returned or kept" in plan_reasons(Returned(*pair))
     assert "viewed (line" in plan_reasons(Viewed(*pair))
     assert "which no input reached" in plan_reasons(Unseen(*pair))
+    assert len(Horizontal().plan(subject(MadeWhole(*pair).eval(), (8,))).sites) == 1
     assert "also read by" in plan_reasons(Read(*pair))
     assert plan_reasons(Overwritten(*pair)) == ""  # they read different values: no candidates at all
 
