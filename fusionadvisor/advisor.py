@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Literal
 from fusionadvisor import __version__
 from fusionadvisor.catalog import SEARCH
 from fusionadvisor.errors import InputError
+from fusionadvisor.interrupts import held
 from fusionadvisor.report.model import (
+    INTERRUPTED,
     Environment,
     Prediction,
     RankSummary,
@@ -177,11 +179,25 @@ def profile(
         for one in entries(str(target), entry)
         for size in sizes
     ]  # fmt: skip
-    if gpu:
-        reports = [predict_workload(workload, gpu, progress=say) for workload in asked]
-    else:
-        reports = list(_profiled_each(asked, steps, beside, say))
+    reports: list[Report] = []
+    try:
+        for report in _predicted_each(asked, gpu, say) if gpu else _profiled_each(asked, steps, beside, say):
+            reports.append(report)
+            if report.interrupted:
+                break
+    except KeyboardInterrupt:
+        if not reports:
+            raise
+        reports[-1] = _interrupted(reports[-1], f"{len(asked) - len(reports)} of {len(asked)} workloads were not run")
     return replace(reports[0], variants=tuple(reports[1:]))
+
+
+def _interrupted(report: Report, left_out: str) -> Report:
+    return replace(report, warnings=(*report.warnings, Warning(INTERRUPTED, f"Interrupted: {left_out}.")))
+
+
+def _predicted_each(asked: Sequence[Workload], gpu: str, say: Progress) -> Iterator[Report]:
+    return (predict_workload(workload, gpu, progress=say) for workload in asked)
 
 
 def _profiled_each(asked: Sequence[Workload], steps: int | None, beside: str | None, say: Progress) -> Iterator[Report]:
@@ -196,7 +212,9 @@ def _profiled_each(asked: Sequence[Workload], steps: int | None, beside: str | N
         else:
             program = program.at(workload.batch)
         report = _profiled(program, steps, say)
-        yield _with_prediction(report, workload, beside, say) if beside and workload.device == "cpu" else report
+        if beside and workload.device == "cpu" and not report.interrupted:
+            report = _with_prediction(report, workload, beside, say)
+        yield report
 
 
 def _with_prediction(report: Report, workload: Workload, gpu: str, say: Progress) -> Report:
@@ -206,6 +224,8 @@ def _with_prediction(report: Report, workload: Workload, gpu: str, say: Progress
     except InputError as error:
         said = Warning("W-predict", f"Not predicted for {gpu}: {error.what}")
         return replace(report, warnings=(*report.warnings, said))
+    except KeyboardInterrupt:
+        return _interrupted(report, f"not predicted for {gpu}")
 
 
 def predict_workload(workload: Workload, gpu: str, *, progress: Progress | None = None) -> Report:
@@ -255,9 +275,12 @@ def _profiled(program: "Program", steps: int | None, say: Progress) -> Report:
     say("profiling" + (f" batch {program.workload.batch}" if program.workload.batch else ""))
     captured = capture(program, steps=steps)
     say("looking for unfused runs")
-    latency_us = captured.latency.median_ms * 1e3
-    facts = Facts(captured.timeline, captured.flow, latency_us=latency_us, hooked=captured.hooked)
-    report = _advised("profile", facts, probe(), captured.warnings)
+    latency_us = captured.latency.median_ms * 1e3 if captured.latency else None
+    with held() as pressed:
+        facts = Facts(captured.timeline, captured.flow, latency_us=latency_us, hooked=captured.hooked)
+        report = _advised("profile", facts, probe(), captured.warnings)
+    if pressed:
+        report = _interrupted(report, "the step was measured, and nothing else was done")
     return replace(report, workload=program.workload, source=program.workload.target, latency=captured.latency)
 
 
@@ -300,8 +323,11 @@ def run_script(
     )
     say("looking for unfused runs")
     latency_us = watched.latency.median_ms * 1e3 if watched.latency else None
-    facts = Facts(watched.timeline, watched.flow, latency_us=latency_us)
-    report = _advised("run", facts, probe(), watched.warnings)
+    with held() as pressed:
+        facts = Facts(watched.timeline, watched.flow, latency_us=latency_us)
+        report = _advised("run", facts, probe(), watched.warnings)
+    if pressed:
+        report = _interrupted(report, "the script had ended")
     report = replace(report, workload=watched.workload, source=str(script), latency=watched.latency)
     return report, watched.exit_code
 
@@ -341,6 +367,8 @@ def optimize(
     before = profile_workload(_workload(target), progress=say)
     assert before.workload is not None
     assert before.timeline is not None
+    if before.interrupted:
+        return replace(_interrupted(before, "no strategy was tried"), tool=tool, created=created, command=command)
     if list(strategies) == [SEARCH.id]:
         outcome = auto.search(
             before.workload, before.findings, budget_s=budget_s or auto.BUDGET_S, goal=goal, timeout_s=timeout_s,

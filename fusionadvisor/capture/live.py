@@ -17,10 +17,12 @@ from fusionadvisor.capture.profiler import Profiler
 from fusionadvisor.errors import EnvironmentUnfitError
 from fusionadvisor.flow.graph import FlowGraph
 from fusionadvisor.flow.record import record
-from fusionadvisor.report.model import Timing, Warning
+from fusionadvisor.interrupts import held
+from fusionadvisor.report.model import INTERRUPTED, Timing, Warning
 from fusionadvisor.statistics import median_ci
 from fusionadvisor.trace import load
 from fusionadvisor.trace.timeline import Timeline
+from fusionadvisor.units import plural
 from fusionadvisor.workload.program import Program
 from fusionadvisor.workload.usercode import hooked
 
@@ -36,18 +38,18 @@ WARM_UP = 3
 class Captured:
     """What one workload did: its timeline linked to its data flow, its unprofiled latency, and what to know of both.
 
-    ``hooked`` says which modules had hooks when it ran.
+    ``hooked`` says which modules had hooks when it ran. ``latency`` is None where Ctrl-C came before it was measured.
     """
 
     timeline: Timeline
     flow: FlowGraph
-    latency: Timing
+    latency: Timing | None
     warnings: tuple[Warning, ...] = ()
     hooked: Mapping[str, str] = field(default_factory=dict)
 
 
 def capture(program: Program, *, steps: int | None = None) -> Captured:
-    """Record, profile and time a program.
+    """Record, profile and time a program. Once a step is profiled, Ctrl-C ends the measuring, and a warning says so.
 
     Args:
         program: Ready to run; a training program is trained by it.
@@ -56,6 +58,7 @@ def capture(program: Program, *, steps: int | None = None) -> Captured:
     Raises:
         EnvironmentUnfitError: The profiler records nothing here.
         InputError: The model raises.
+        KeyboardInterrupt: Before the first step was profiled.
     """
     call = program.call()
 
@@ -64,12 +67,18 @@ def capture(program: Program, *, steps: int | None = None) -> Captured:
 
     step_s = _warm_up(run, program)
     flow = record(run, program.model, call)
-    recorded = profiled(run, program, steps or max(1, min(MOST_STEPS, int(PROFILE_SECONDS / step_s))))
-    aligned = align(recorded, flow)
-    latency = measure_latency(run, program)
-    said = (*unlinked(aligned.unlinked, aligned.kernels), *_noise(program))
-    timeline = on_one_clock(aligned.timeline, latency)
-    return Captured(timeline, flow, latency, said, hooked(program.model))
+    wanted = steps or max(1, min(MOST_STEPS, int(PROFILE_SECONDS / step_s)))
+    recorded = profiled(run, program, wanted)
+    samples: list[float] = []
+    whole = len(recorded.steps) == wanted and _sample(run, program, samples)
+    with held() as pressed:
+        latency = _timing(samples, program) if samples else None
+        aligned = align(recorded, flow)
+        timeline = on_one_clock(aligned.timeline, latency)
+        said = [*unlinked(aligned.unlinked, aligned.kernels), *_noise(program)]
+    if pressed or not whole:
+        said.append(_cut_short(len(recorded.steps), wanted, len(samples)))
+    return Captured(timeline, flow, latency, tuple(said), hooked(program.model))
 
 
 def _warm_up(run: Callable[[], object], program: Program) -> float:
@@ -97,8 +106,12 @@ def _synchronize(program: Program) -> None:
 def profiled(run: Callable[[], object], program: Program, steps: int) -> Timeline:
     """Return what the profiler recorded of some steps; CPU ops stand in for kernels where there is no GPU.
 
+    Returns:
+        The steps; fewer where Ctrl-C ended them.
+
     Raises:
         EnvironmentUnfitError: It recorded nothing, or not all.
+        KeyboardInterrupt: During the first step.
     """
     on_cuda = torch.device(program.workload.device).type == "cuda"
     with tempfile.TemporaryDirectory(prefix="fusion-advisor-") as folder:
@@ -106,22 +119,38 @@ def profiled(run: Callable[[], object], program: Program, steps: int) -> Timelin
         _steps(run, program, Profiler(on_cuda=on_cuda), 1)  # the first recording pays for setting the profiler up
         profiler = Profiler(on_cuda=on_cuda)
         with generated.named():
-            _steps(run, program, profiler, steps)
-        profiler.export(path)
-        timeline = load(path, stand_ins=True)
-    check_recorded(timeline, steps, on_cuda)
+            done = _steps(run, program, profiler, steps)
+        with held():  # how many steps there are tells that it was pressed
+            profiler.export(path)
+            timeline = first_steps(load(path, stand_ins=True), done)
+    check_recorded(timeline, done, on_cuda)
     return replace(timeline, basis="measured", name="")
 
 
-def _steps(run: Callable[[], object], program: Program, profiler: Profiler, steps: int) -> None:
+def _steps(run: Callable[[], object], program: Program, profiler: Profiler, steps: int) -> int:
+    """Run steps under the profiler; return how many ended before Ctrl-C, which is raised where none did."""
     profiler.start()
+    done = 0
     try:
         for step in range(steps):
             with record_function(f"ProfilerStep#{step}"):
                 run()
                 _synchronize(program)
+            done += 1
+    except KeyboardInterrupt:
+        if not done:
+            raise
     finally:
         profiler.stop()
+    return done
+
+
+def first_steps(timeline: Timeline, count: int) -> Timeline:
+    """Without the step that was cut off: the profiler ends its range all the same."""
+    if len(timeline.steps) <= count:
+        return timeline
+    steps = timeline.kernels["step"].where(timeline.kernels["step"] < count, -1)
+    return replace(timeline, steps=timeline.steps[:count], kernels=timeline.kernels.assign(step=steps))
 
 
 def check_recorded(timeline: Timeline, steps: int, on_cuda: bool) -> None:
@@ -143,21 +172,33 @@ def check_recorded(timeline: Timeline, steps: int, on_cuda: bool) -> None:
         )
 
 
-def measure_latency(run: Callable[[], object], program: Program) -> Timing:
-    """Time single calls, each alone on the device and without a profiler; peak memory where the device tells it.
+def _sample(run: Callable[[], object], program: Program, taken: list[float]) -> bool:
+    """Time single calls in ms, each alone on the device and without a profiler; False where Ctrl-C ended it.
 
     Takes up to 200 samples in about three seconds, at least five.
     """
-    on_cuda = torch.device(program.workload.device).type == "cuda"
-    if on_cuda:
+    if torch.device(program.workload.device).type == "cuda":
         torch.cuda.reset_peak_memory_stats(program.workload.device)
-    taken: list[float] = []
     until = time.perf_counter() + LATENCY_SECONDS
-    while len(taken) < FEWEST_SAMPLES or (len(taken) < MOST_SAMPLES and time.perf_counter() < until):
-        taken.append(1e3 * _timed(run, program))
+    try:
+        while len(taken) < FEWEST_SAMPLES or (len(taken) < MOST_SAMPLES and time.perf_counter() < until):
+            taken.append(1e3 * _timed(run, program))
+    except KeyboardInterrupt:
+        return False
+    return True
+
+
+def _timing(taken: list[float], program: Program) -> Timing:
+    """The median with its interval, and peak memory where the device tells it."""
+    on_cuda = torch.device(program.workload.device).type == "cuda"
     middle, low, high = median_ci(taken)
     peak = torch.cuda.max_memory_allocated(program.workload.device) if on_cuda else None
     return Timing(middle, (low, high), tuple(taken), peak)
+
+
+def _cut_short(steps: int, wanted: int, samples: int) -> Warning:
+    timed = f"the step was timed {plural(samples, 'time')}" if samples else "the step was not timed by itself"
+    return Warning(INTERRUPTED, f"Interrupted: {steps} of {plural(wanted, 'step')} profiled, and {timed}.")
 
 
 def on_one_clock(timeline: Timeline, latency: Timing | None) -> Timeline:

@@ -20,12 +20,13 @@ from torch.autograd.profiler import record_function
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fusionadvisor.capture.align import align
-from fusionadvisor.capture.live import check_recorded, on_one_clock, unlinked
+from fusionadvisor.capture.live import check_recorded, first_steps, on_one_clock, unlinked
 from fusionadvisor.capture.profiler import Profiler
 from fusionadvisor.errors import InputError
 from fusionadvisor.flow.graph import FlowGraph
 from fusionadvisor.flow.record import Recording
-from fusionadvisor.report.model import Mode, Timing, Warning, Workload
+from fusionadvisor.interrupts import held
+from fusionadvisor.report.model import INTERRUPTED, Mode, Timing, Warning, Workload
 from fusionadvisor.statistics import median_ci
 from fusionadvisor.trace import load
 from fusionadvisor.trace.timeline import Timeline
@@ -73,6 +74,8 @@ def watch_script(
     Raises:
         InputError: The script does not exist, raises or exits before the first profiled step, or calls no model.
         EnvironmentUnfitError: The profiler records nothing here.
+        KeyboardInterrupt: Ctrl-C came before the first profiled step ended; later it ends the script, and a warning
+            says so.
     """
     if not script.is_file():
         raise InputError(
@@ -82,13 +85,16 @@ def watch_script(
         watch = _Watch(skip, steps, stop, Path(folder) / "profile.json")
         code = _run(script, arguments, watch)
         watch.check(script)
-        timeline = watch.timeline()
-        if trace is not None:
-            watch.keep_trace(trace)
-    said: tuple[Warning, ...] = ()
-    if watch.flow is not None:
-        aligned = align(timeline, watch.flow)
-        timeline, said = aligned.timeline, unlinked(aligned.unlinked, aligned.kernels)
+        with held() as pressed:
+            timeline = watch.timeline()
+            if trace is not None:
+                watch.keep_trace(trace)
+            said: tuple[Warning, ...] = ()
+            if watch.flow is not None:
+                aligned = align(timeline, watch.flow)
+                timeline, said = aligned.timeline, unlinked(aligned.unlinked, aligned.kernels)
+    if watch.interrupted or pressed:
+        said = (*said, Warning(INTERRUPTED, watch.ended()))
     workload = Workload(
         target=str(script.resolve()), entry_kind="script", model=watch.model_name, mode=watch.mode,
         device="cuda" if torch.cuda.is_available() else "cpu", assumed=watch.assumed(),
@@ -111,6 +117,10 @@ def _run(script: Path, arguments: Sequence[str], watch: "_Watch") -> int:
                 return 0
             except InputError as failure:
                 return _ended(failure, script, watch)
+        return 0
+    except KeyboardInterrupt:
+        if not watch.profiled:
+            raise
         return 0
     finally:
         sys.argv, sys.path[:] = before
@@ -167,6 +177,7 @@ class _Watch:
         self._complete = 0
         self.flow: FlowGraph | None = None
         self.profiled = False
+        self.interrupted = False
 
     @property
     def done(self) -> int:
@@ -207,6 +218,9 @@ class _Watch:
         handle = register_optimizer_step_post_hook(lambda optimizer, *_: self._stepped(optimizer))
         try:
             yield
+        except KeyboardInterrupt:
+            self.interrupted = True
+            raise
         finally:
             handle.remove()
             self._finish()
@@ -307,7 +321,8 @@ class _Watch:
         if self._recording is not None:
             self._recording.stop()
         if self._range is not None:
-            whole = self._by == "call"  # the last call's step ends with the script; a training step is cut off
+            # the last call's step ends with the script; a training step is cut off
+            whole = self._by == "call" and not self.interrupted
             self._close_range()
             self._complete -= not whole
         if self._profiler is not None and self._complete:
@@ -331,13 +346,13 @@ class _Watch:
                 "Let it run longer, or skip fewer with --skip.",
             )
 
+    def ended(self) -> str:
+        """What Ctrl-C left of the script."""
+        return f"Interrupted: the script ended after {self.done} steps, {self._complete} of {self._steps} profiled."
+
     def timeline(self) -> Timeline:
         """The profiled steps."""
-        timeline = load(self._path, stand_ins=True)
-        if len(timeline.steps) > self._complete:
-            timeline = replace(timeline, steps=timeline.steps[: self._complete])
-            steps = timeline.kernels["step"].where(timeline.kernels["step"] < self._complete, -1)
-            timeline = replace(timeline, kernels=timeline.kernels.assign(step=steps))
+        timeline = first_steps(load(self._path, stand_ins=True), self._complete)
         check_recorded(timeline, self._complete, torch.cuda.is_available())
         return replace(timeline, basis="measured", name="", rank=_rank())
 

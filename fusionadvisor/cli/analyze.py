@@ -47,6 +47,4 @@ def analyze(
     )  # fmt: skip
     with working() as say:
         report = advisor.analyze(traces[0] if len(traces) == 1 else traces, progress=say)
-    output.emit(report)
-    output.hold(report)
-    return 0
+    return output.finish(report)

@@ -24,13 +24,13 @@ from fusionadvisor.cli.doctor import doctor
 from fusionadvisor.cli.examples import EXIT_CODES, epilog, paragraphs
 from fusionadvisor.cli.explain import explain
 from fusionadvisor.cli.listing import list_
-from fusionadvisor.cli.output import NO_ROOM, fail, silence, unwritten, write
+from fusionadvisor.cli.output import INTERRUPTED, NO_ROOM, fail, silence, unwritten, write
 from fusionadvisor.cli.profile import profile
 from fusionadvisor.cli.run import run_
 from fusionadvisor.errors import EnvironmentUnfitError, FusionAdvisorError, InputError, did_you_mean
+from fusionadvisor.interrupts import twice
 
 INTERNAL_ERROR = 70
-INTERRUPTED = 130
 
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 """Of click, or of the copy of it inside newer typer releases: the public subclass is the way to either."""
@@ -93,7 +93,8 @@ def run(argv: Sequence[str] | None = None) -> int:
     arguments = [word for word in arguments if word != "--debug"]
     try:
         try:
-            code = _command(arguments)
+            with twice():
+                code = _command(arguments)
         finally:
             write("")  # what the parser printed by itself
     except SystemExit as ended:

@@ -142,10 +142,9 @@ def apply(
             workload, names, parameters=parameters, timeout_s=timeout, save=save, budget_s=budget_s, goal=goal.value,
             progress=say,
         )  # fmt: skip
-    output.emit(report)
-    code = 0 if names == [AUTO] else _exit_code(report)  # what auto dropped was not asked for
-    output.hold(report)
-    return code
+    # what auto dropped was not asked for, and what Ctrl-C kept from being tried did not fail
+    code = 0 if names == [AUTO] or report.interrupted else _exit_code(report)
+    return output.finish(report, code)
 
 
 def _pass(names: Sequence[str], given: str | None) -> list[str]:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Errors that tell of what is written to, whoever writes: the parser prints ``--help`` itself."""
+INTERRUPTED = 130
+"""Exit code of a command that Ctrl-C ended."""
 PIPE_WIDTH = 100
 """Columns of a report that is not printed on a terminal."""
 
@@ -67,6 +69,18 @@ class Output:
         for target in self.files:
             target.write(target.form.compose(report))
         self._print(report)
+
+    def finish(self, report: "Report", code: int = 0) -> int:
+        """Write the report, hold it against the conditions, and return the exit code; of half a run none is held.
+
+        Raises:
+            GateError: If a condition of ``--fail-on`` is met.
+        """
+        self.emit(report)
+        if report.interrupted:
+            return INTERRUPTED
+        self.hold(report)
+        return code
 
     def hold(self, report: "Report") -> None:
         """Let the report pass, once it was written.

@@ -101,9 +101,7 @@ def profile(
             last.store(report.workload, Path.cwd(), verdict.offered(report))
         except InputError as error:
             warn(f"`apply` will need its target named: {error.what}")
-    output.emit(report)
-    output.hold(report)
-    return 0
+    return output.finish(report)
 
 
 def _batches(given: str | None) -> list[int]:

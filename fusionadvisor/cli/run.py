@@ -70,6 +70,4 @@ def run_(
         report, code = advisor.run_script(
             script, arguments or (), skip=skip, steps=steps, stop=stop, trace=trace, progress=say
         )
-    output.emit(report)
-    output.hold(report)
-    return code
+    return output.finish(report, code)

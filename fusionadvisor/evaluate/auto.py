@@ -11,7 +11,7 @@ from fusionadvisor.evaluate.search import Outcome, Progress, Trying
 from fusionadvisor.evaluate.trial import Done, Goal, Job
 from fusionadvisor.evaluate.worker import Limits
 from fusionadvisor.recipe import Step
-from fusionadvisor.report.model import Attempt, Finding, Hunt, Timing, Warning, Workload
+from fusionadvisor.report.model import INTERRUPTED, Attempt, Finding, Hunt, Timing, Warning, Workload
 from fusionadvisor.strategies.base import Strategy
 from fusionadvisor.units import time_us
 from fusionadvisor.workload.program import Program
@@ -330,7 +330,7 @@ def search(
         trying.limits = Limits(timeout_s, memory_bytes)
         best, warnings = confirmed(trying, hunt.best(), lambda: hunt.start + budget_s - hunt.clock())
     except KeyboardInterrupt:
-        said = Warning("W-interrupted", "Interrupted: what was tried until then is reported.")
+        said = Warning(INTERRUPTED, "Interrupted: what was tried until then is reported.")
         trying.steps, trying.last = [], Done()
         return replace(trying.outcome(hunt.told(None), [said], None), hunt=hunt.hunt)
     return replace(trying.outcome(hunt.told(best), warnings, save), hunt=hunt.hunt)

@@ -11,6 +11,7 @@ from fusionadvisor.evaluate.worker import Ended, Limits
 from fusionadvisor.recipe import Step
 from fusionadvisor.report import model
 from fusionadvisor.report.model import (
+    INTERRUPTED,
     Attempt,
     Hunt,
     Speedup,
@@ -101,8 +102,10 @@ def attempt(
         except KeyboardInterrupt:
             left = ordered[len(attempts) :]
             attempts += [Attempt(s.id, "not_tried", reason="Interrupted.", parameters=s.parameters()) for s in left]
-            warnings.append(Warning("W-interrupted", "Interrupted: what was tried until then is reported."))
+            warnings.append(Warning(INTERRUPTED, "Interrupted: what was tried until then is reported."))
             save = None
+            if len(trying.steps) > 1:  # to measure them together would take as long again
+                attempts, trying.steps = [replace(made, kept=False) for made in attempts], []
             break
         attempts.append(made)
         if made.kept:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SCHEMA_VERSION = "1.0"
+INTERRUPTED = "W-interrupted"
+"""Code of the warning on a report of a run that Ctrl-C ended."""
 
 Basis = Literal["measured", "recorded", "predicted"]
 SavingBasis = Literal["bound", "measured", "predicted"]
@@ -523,6 +525,12 @@ class Report:
     """Reports on the target's other workloads, where one command ran several: further batch sizes, or decode after
     prefill. All else here is on the first."""
     schema_version: str = SCHEMA_VERSION
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C ended the run: what was measured until then is reported, and a warning says what is not."""
+        said = (warning.code for report in (self, *self.variants) for warning in report.warnings)
+        return INTERRUPTED in said
 
     # For notebooks. What they need is loaded by name when called: the report itself rests on the standard library.
 

@@ -80,6 +80,7 @@ def test_the_kernel_table_keeps_its_columns_and_types() -> None:
 
 def test_the_latency_is_measured_without_the_profiler() -> None:
     result = captured(steps=1)
+    assert result.latency is not None
     low, high = result.latency.ci95_ms
     assert capture_live.FEWEST_SAMPLES <= len(result.latency.samples_ms) <= capture_live.MOST_SAMPLES
     assert min(result.latency.samples_ms) <= low <= result.latency.median_ms <= high <= max(result.latency.samples_ms)
