@@ -110,7 +110,8 @@ def _profile(sheet: Sheet, report: Report) -> None:
 def _header(sheet: Sheet, report: Report) -> None:
     env, items = report.environment, [f"{report.tool.name} {report.tool.version}"]
     if labels.cpu_times(report):
-        items += ["no CUDA device here", "CPU ops stand in for kernels", "CPU times", labels.scaled(report)]
+        where = "recorded without a GPU" if report.command == "analyze" else "no CUDA device here"
+        items += [where, "CPU ops stand in for kernels", "CPU times", labels.scaled(report)]
     elif labels.predicted(report):
         items += [] if env.gpu else ["no CUDA device here"]
         items += [f"kernels predicted for {labels.predicted(report)}", "structure exact, times not"]

@@ -18,26 +18,33 @@ from fusionadvisor.errors import InputError
 from fusionadvisor.report.model import RankSummary
 from fusionadvisor.trace.build import build
 from fusionadvisor.trace.container import Container, members, open_file, open_trace, traces_in, unpacked
+from fusionadvisor.trace.link import matching
 from fusionadvisor.trace.measures import union_ns
-from fusionadvisor.trace.reader import read
+from fusionadvisor.trace.reader import RawTrace, read
 from fusionadvisor.trace.timeline import Timeline
 
 _RANK = re.compile(r"rank[-_ ]?(\d+)", re.IGNORECASE)
+_GLOO = re.compile(r"gloo:")
+"""Ranges on gloo's own threads: a collective between CPUs, which is no op."""
 _LATE = 0.05
 """Of a step: less waiting than this is noise."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """The ranks of one job, by rank. ``skipped`` says which files were left out, and why."""
+    """The ranks of one job, by rank. ``skipped`` says which files were left out, and why.
+
+    Of a job without GPUs leaf CPU ops stand in for kernels (``stand_ins``).
+    """
 
     ranks: tuple[RankSummary, ...]
     skipped: tuple[str, ...]
     _open: dict[int, Callable[[], Container]]
+    stand_ins: bool = False
 
     def timeline(self, rank: int) -> Timeline:
         """Read one rank's timeline again."""
-        return replace(build(read(self._open[rank]())), rank=rank)
+        return replace(build(read(self._open[rank]()), stand_ins=self.stand_ins), rank=rank)
 
     def kernels(self) -> pd.DataFrame:
         """Return the kernels of all ranks in one table, with a column ``rank``. Clocks are each rank's own."""
@@ -68,27 +75,37 @@ def load_ranks(source: str | Path | Sequence[str | Path]) -> Ranks:
     """Read the traces of one job: a directory, a zip, or a list of files; one file a rank.
 
     The rank is what the trace states, else the number in ``rank3`` in its name, else its place in order of name.
+    Several that all lack GPU events are of a job on CPUs.
 
     Raises:
-        InputError: If none of them is a trace with GPU events.
+        InputError: If none of them is a trace, or a single one holds no GPU events.
     """
+    with_gpu = _read(source, stand_ins=False)
+    if with_gpu.ranks:
+        return with_gpu
+    on_cpu = _read(source, stand_ins=True)
+    if len(on_cpu.ranks) > 1:
+        return on_cpu
+    reason = f" {with_gpu.skipped[0]}" if with_gpu.skipped else ""
+    raise InputError(
+        f"{_called(source)} holds no trace with GPU events.{reason}", "Name a directory with one trace a rank."
+    )
+
+
+def _read(source: str | Path | Sequence[str | Path], *, stand_ins: bool) -> Ranks:
     found: dict[int, RankSummary] = {}
     opened: dict[int, Callable[[], Container]] = {}
     skipped: list[str] = []
     for name, opener in _each_trace(source):
         try:
-            timeline = build(read(opener()))
+            raw = read(opener())
+            timeline = build(raw, stand_ins=stand_ins)
         except InputError as error:
             skipped.append(error.what)
             continue
         rank = _rank(timeline, name, taken=found)
-        found[rank], opened[rank] = _summary(timeline, rank, name), opener
-    if not found:
-        reason = f" {skipped[0]}" if skipped else ""
-        raise InputError(
-            f"{_called(source)} holds no trace with GPU events.{reason}", "Name a directory with one trace a rank."
-        )
-    return Ranks(tuple(found[rank] for rank in sorted(found)), tuple(skipped), opened)
+        found[rank], opened[rank] = _summary(timeline, raw, rank, name), opener
+    return Ranks(tuple(found[rank] for rank in sorted(found)), tuple(skipped), opened, stand_ins)
 
 
 def several(source: str | Path) -> bool:
@@ -135,11 +152,16 @@ def _rank(timeline: Timeline, name: str, taken: dict[int, RankSummary]) -> int:
     return max(taken, default=-1) + 1
 
 
-def _summary(timeline: Timeline, rank: int, name: str) -> RankSummary:
+def _summary(timeline: Timeline, raw: RawTrace, rank: int, name: str) -> RankSummary:
     kernels = timeline.kernels
     start = kernels["start_ns"].to_numpy()
     end = start + kernels["dur_ns"].to_numpy()
     collective = (kernels["kind"] == "collective").to_numpy()
+    if timeline.stand_ins and len(raw.annotations):
+        ranges = matching(raw.names, _GLOO)[raw.annotations["name"]]
+        from_, dur = raw.annotations["start"][ranges], raw.annotations["dur"][ranges]
+        start, end = np.concatenate([start, from_]), np.concatenate([end, from_ + dur])
+        collective = np.concatenate([collective, np.ones(len(from_), dtype=bool)])
     both, compute = union_ns(start, end), union_ns(start[~collective], end[~collective])
     return RankSummary(
         rank=rank,

@@ -14,6 +14,7 @@ from torch import nn
 from fusionadvisor import trace
 from fusionadvisor.capture.script import watch_script
 from fusionadvisor.errors import InputError
+from fusionadvisor.report import codec
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="these run where CPU ops stand in for kernels")
 
@@ -260,8 +261,9 @@ def test_workers_of_a_data_loader(write: Write) -> None:
 
 
 @pytest.mark.slow
-def test_two_ranks_give_two_traces(write: Write, tmp_path: Path) -> None:
+def test_two_ranks_give_two_traces_and_one_report(write: Write, tmp_path: Path) -> None:
     text = """
+import time
 import torch, torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -270,6 +272,7 @@ model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Li
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(10):
     optimizer.zero_grad()
+    time.sleep(0.3 * dist.get_rank())  # the second is late in every step
     model(torch.randn(4, 8)).square().mean().backward()
     optimizer.step()
 dist.destroy_process_group()
@@ -286,3 +289,16 @@ dist.destroy_process_group()
         timeline = trace.load(tmp_path / "traces" / f"rank{rank}.json", stand_ins=True)
         assert len(timeline.steps) == 5
         assert len(timeline.kernels)
+    done = cli("analyze", "traces", "--format", "json")
+    assert done.returncode == 0, done.stderr
+    report = codec.from_json(done.stdout)
+    assert [rank.rank for rank in report.ranks] == [0, 1]
+    assert [rank.straggler for rank in report.ranks] == [False, True]
+    assert report.ranks[0].waiting_us > 4 * 0.2e6  # of the five steps the first may wait for a profiler to start
+    assert report.timeline is not None
+    assert (report.timeline.rank, report.timeline.stand_ins) == (1, True)
+    done = cli("analyze", "traces/rank0.json", "traces/rank1.json")
+    assert "what follows is on rank 1: the others wait for it" in " ".join(done.stdout.split())
+    (late,) = [line for line in done.stdout.splitlines() if line.endswith("the others wait for it")]
+    assert late.split()[0] == "1"
+    assert "recorded without a GPU" in done.stdout.splitlines()[0]
