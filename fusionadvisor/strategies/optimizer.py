@@ -1,5 +1,6 @@
 """The optimizer's update: one kernel for all parameters instead of several for each."""
 
+import copy
 import inspect
 from collections import Counter
 from collections.abc import Iterator
@@ -7,21 +8,29 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import nn
-from torch.optim import Optimizer
+from torch.optim import Adafactor, Optimizer
 
 from fusionadvisor.errors import InputError, did_you_mean
+from fusionadvisor.flow.graph import FlowGraph
+from fusionadvisor.flow.record import record
 from fusionadvisor.report.model import Refusal
 from fusionadvisor.strategies.base import Plan, Site, Strategy, Subject
 from fusionadvisor.units import plural
-from fusionadvisor.workload.training import OPTIONS, set_options
+from fusionadvisor.workload.training import CLIPPERS, CLIPPING, OPTIONS, set_options
 
 FORMS = {"fused": {"fused": True, "foreach": False}, "foreach": {"fused": False, "foreach": True}}
 """The options of each form, the one with fewer kernels first."""
+NORM = "aten::linalg_vector_norm"
+_CLAMPED = (
+    "clips gradients value by value, one after the other: clip_grad_value_ without foreach=False does all at once"
+)
 ONE_BY_ONE = {
-    "aten::linalg_vector_norm": "clips gradients one by one: leave foreach=False out",
+    NORM: "takes the norm of each gradient: torch.nn.utils.clip_grad_norm_(parameters, max_norm) does all at once",
+    "aten::clamp_": _CLAMPED, "aten::clamp_min_": _CLAMPED, "aten::clamp_max_": _CLAMPED,
     "aten::zero_": "fills gradients with zeros one by one: zero_grad() without set_to_none=False writes nothing",
-}
+}  # fmt: skip
 """What the user's own lines may do per parameter, and what to do there instead."""
+YOURS = "This line of the step belongs to neither the model nor the optimizer, so it is left to you."
 
 
 @dataclass(frozen=True)
@@ -34,8 +43,10 @@ class FusedOptimizer(Strategy):
     none to `foreach`, one kernel for each operation of the update. The optimizer stays the same object with the same
     state and hyper-parameters. `form=foreach` asks for that one.
 
-    Also says where the step itself clips gradients one by one, or fills them with zeros instead of setting them to
-    None; those lines are the user's to change.
+    Where the step clips with `clip_grad_norm_(…, foreach=False)`, the gradients are clipped all at once as well, and
+    that is verified and measured with the rest. A loop written by hand, a `clip_grad_value_` that loops, and gradients
+    filled with zeros instead of set to None are named with their lines and what to write there: they are lines of the
+    step, which is neither the model's nor the optimizer's.
 
     ## When it helps
 
@@ -55,7 +66,8 @@ class FusedOptimizer(Strategy):
     ```
 
     In production pass `fused=True` where the optimizer is made, or call
-    `fusionadvisor.strategies.optimizer.configure(optimizer, model)` with a model that a recipe was applied to.
+    `fusionadvisor.strategies.optimizer.configure(optimizer, model)` with a model that a recipe was applied to. Leave
+    `foreach=False` out of the clipping.
     """
 
     id: ClassVar[str] = "optimizer"
@@ -75,28 +87,39 @@ class FusedOptimizer(Strategy):
         optimizer = subject.optimizer
         if optimizer is None:
             return Plan(blocker="The training step was not given an optimizer, so there is none to change.")
-        name, notes = type(optimizer).__name__, tuple(_by_hand(subject))
+        repeated = _repeated(subject)
+        notes = tuple(_by_hand(repeated))
+        clip = tuple(_clipped(repeated, optimizer))
+        site, refused, said = self._update(optimizer)
+        return Plan((*site, *clip), tuple(refused), notes=(*said, *notes))
+
+    def _update(self, optimizer: Optimizer) -> tuple[tuple[Site, ...], list[Refusal], tuple[str, ...]]:
+        """The site of the update, if there is one, the forms refused, and what else there is to say."""
+        name = type(optimizer).__name__
         if not type(optimizer).__module__.startswith("torch.optim."):
-            reason = f"{name} is not torch.optim's own, so what it computes is not known."
-            return Plan(refused=(Refusal(name, reason),), notes=notes)
+            return (), [Refusal(name, f"{name} is not torch.optim's own, so what it computes is not known.")], ()
         refused: list[Refusal] = []
         for form, options in FORMS.items():
             if self.form not in ("auto", form):
                 continue
             if all(group.get(form) for group in optimizer.param_groups):
-                return Plan(refused=tuple(refused), notes=(f"{name} runs {form} already.", *notes))
+                return (), refused, (f"{name} runs {form} already.",)
             if reason := _unsupported(optimizer, form):
                 refused.append(Refusal(name, reason))
                 continue
             count = sum(len(group["params"]) for group in optimizer.param_groups)
             detail = f"{name} of {plural(count, 'parameter')} runs {form}"
             data = {"options": {key: value for key, value in options.items() if key in optimizer.defaults}}
-            return Plan((Site(name, (), detail, data),), tuple(refused), notes=notes)
-        return Plan(refused=tuple(refused), notes=notes)
+            return (Site(name, (), detail, data),), refused, ()
+        return (), refused, ()
 
     def rewrite(self, model: nn.Module, plan: Plan, subject: Subject) -> nn.Module:
-        """Say on the model how its optimizer is to run."""
-        setattr(model, OPTIONS, dict(plan.sites[0].data["options"]))
+        """Say on the model how its optimizer and the clipping in its step are to run."""
+        for site in plan.sites:
+            if "options" in site.data:
+                setattr(model, OPTIONS, dict(site.data["options"]))
+            else:
+                setattr(model, CLIPPING, True)
         return model
 
 
@@ -139,14 +162,46 @@ def _twin(optimizer: Optimizer, form: str) -> Optimizer:
     return twin
 
 
-def _by_hand(subject: Subject) -> Iterator[str]:
+Repeated = dict[tuple[str, str, str], int]
+"""Ops with their phase and line, and how often each ran."""
+
+
+def _clipped(repeated: Repeated, optimizer: Optimizer) -> Iterator[Site]:
+    """Where torch's own clipping takes the norms one by one, as it does when told ``foreach=False``."""
+    from torch.nn.utils import clip_grad
+
+    if not all(hasattr(clip_grad, name) for name in CLIPPERS) or isinstance(optimizer, Adafactor):
+        return  # Adafactor's own update takes norms, too
+    for (name, phase, line), count in repeated.items():
+        if name == NORM and phase == "optimizer":
+            gradients = plural(count - 1, "gradient")  # the last is the norm of the norms
+            detail = f"clip_grad_norm_ of {gradients} at {line} runs foreach: leave foreach=False out there"
+            yield Site(f"clip_grad_norm_ ({line})", (), detail, {"clip": line})
+
+
+def _by_hand(repeated: Repeated) -> Iterator[str]:
     """What lines of the user's step do parameter by parameter."""
+    for name, phase, line in repeated:
+        if name != NORM or phase != "optimizer":
+            yield f"{line} {ONE_BY_ONE[name]}. {YOURS}"
+
+
+def _repeated(subject: Subject) -> Repeated:
+    """What of :data:`ONE_BY_ONE` runs once a parameter at the least."""
     fewest = max(2, len(list(subject.model.parameters())))
+    graph = _second_step(subject)
     lines = Counter(
-        (op.name, op.source.file, op.source.line)
-        for op in (subject.graphs[0].ops if subject.graphs else ())
-        if op.name in ONE_BY_ONE and op.source
+        (op.name, op.phase, f"{op.source.file.rpartition('/')[2]}:{op.source.line}")
+        for op in (graph.ops if graph else ())
+        if op.name in ONE_BY_ONE and op.source and not op.module
     )
-    for (name, file, line), count in lines.items():
-        if count >= fewest:
-            yield f"{file.rpartition('/')[2]}:{line} {ONE_BY_ONE[name]}."
+    return {key: count for key, count in lines.items() if count >= fewest}
+
+
+def _second_step(subject: Subject) -> FlowGraph | None:
+    """A step like all but the first, which finds no gradients there to fill with zeros."""
+    if subject.run is None or not subject.calls:
+        return subject.graphs[0] if subject.graphs else None
+    run, call, twin = subject.run, subject.calls[0], copy.deepcopy(subject.model)
+    run(twin, call.map(lambda _, tensor: tensor.clone()))
+    return record(lambda: run(twin, call), twin, call)

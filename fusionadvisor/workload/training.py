@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -32,6 +32,11 @@ DEFAULT_LEARNING_RATE = 1e-3
 
 OPTIONS = "_optimizer_options"
 """Attribute of a model that says how its optimizer is to run, ``{"fused": True}``; copies of the model keep it."""
+
+CLIPPERS = ("_get_total_norm", "_clip_grads_with_norm_")
+"""What ``torch.nn.utils.clip_grad.clip_grad_norm_`` calls by name, however it was imported (torch 2.6 to 2.13)."""
+CLIPPING = "_clips_at_once"
+"""Attribute of a model in whose training step ``clip_grad_norm_`` ignores ``foreach=False``; copies keep it."""
 
 
 @dataclass
@@ -81,7 +86,7 @@ class Training:
         surrounded whole.
         """
         if self.step_function is not None:
-            with autocast():
+            with autocast(), clipping_at_once() if vars(model).get(CLIPPING) else nullcontext():
                 return self.step_function(**self._arguments(self.step_function, model, call))
         optimizer = self.optimizer(model)
         optimizer.zero_grad()
@@ -136,6 +141,32 @@ class Training:
                 "Define get_batch() that returns what the step needs, in its order.",
             )
         return {**given, **dict(zip(open_names, call.args, strict=False))}
+
+
+@contextmanager
+def clipping_at_once() -> Iterator[None]:
+    """Have ``clip_grad_norm_`` clip all gradients in a few kernels where their device can, whatever it is told."""
+    from torch.nn.utils import clip_grad
+
+    originals = {name: getattr(clip_grad, name) for name in CLIPPERS}
+
+    def free(original: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(original)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            given = signature.bind(*args, **kwargs)
+            given.arguments["foreach"] = None
+            return original(*given.args, **given.kwargs)
+
+        return call
+
+    try:
+        for name, original in originals.items():
+            setattr(clip_grad, name, free(original))
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(clip_grad, name, original)
 
 
 def set_options(optimizer: Optimizer, options: Mapping[str, bool]) -> None:

@@ -1,11 +1,15 @@
 """The fused and foreach forms of an optimizer train a model as its loop over the parameters does."""
 
 import copy
+from collections import Counter
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import clip_grad, clip_grad_norm_
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from fusionadvisor import strategies
@@ -13,7 +17,7 @@ from fusionadvisor.errors import InputError
 from fusionadvisor.flow.record import record
 from fusionadvisor.strategies.base import Call, Plan, Subject
 from fusionadvisor.strategies.optimizer import FusedOptimizer, configure
-from fusionadvisor.workload.training import OPTIONS, Training
+from fusionadvisor.workload.training import OPTIONS, Training, clipping_at_once
 from tests.strategies.subjects import reasons
 
 
@@ -92,8 +96,6 @@ def test_steps_are_undone() -> None:
     training = Training(None, None, lambda m: AdamW(m.parameters(), lr=0.1), ())
     model = Net()
     before = copy.deepcopy(model.state_dict())
-    from contextlib import nullcontext
-
     with training.undone(model):
         training.step(model, Call((torch.randn(5, 6),)), nullcontext)
         assert not torch.equal(model.first.weight, before["first.weight"])
@@ -149,12 +151,93 @@ def test_what_is_fused_already_is_said() -> None:
     assert plan == Plan(notes=("AdamW runs fused already.",))
 
 
-def test_lines_that_clip_and_zero_one_by_one_are_named() -> None:
+def clipping_step(model: nn.Module, optimizer: Optimizer, x: Tensor) -> Tensor:
+    optimizer.zero_grad()
+    loss: Tensor = model(x).square().mean()
+    loss.backward()  # type: ignore[no-untyped-call]
+    clip_grad_norm_(model.parameters(), 0.05, foreach=False)
+    optimizer.step()
+    return loss.detach()
+
+
+def zeroing_step(model: nn.Module, optimizer: Optimizer, x: Tensor) -> Tensor:
+    return step(model, optimizer, x, to_zero=True)
+
+
+def by_hand_step(model: nn.Module, optimizer: Optimizer, x: Tensor) -> None:
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    norm = torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]).norm()
+    for p in model.parameters():
+        if p.grad is not None:
+            p.grad.mul_(torch.clamp(0.05 / norm, max=1.0))
+    nn.utils.clip_grad_value_(model.parameters(), 0.01, foreach=False)
+    optimizer.step()
+
+
+def recorded(run: Any) -> tuple[Training, Net, Subject]:
+    training, model = Training(run, None, lambda m: SGD(m.parameters(), lr=0.1), ()), Net()
+    call = Call((torch.randn(5, 6, generator=torch.Generator().manual_seed(1)),))
+    graph = record(lambda: training.step(model, call, nullcontext), model, call)
+    return training, model, Subject(model, (graph,), (call,), "training", optimizer=training.optimizer_in_use(model))
+
+
+def test_clipping_one_by_one_runs_all_at_once_and_trains_the_same() -> None:
+    training, model, given = recorded(clipping_step)
+    plan = FusedOptimizer().plan(given)
+    _, clip = plan.sites
+    assert clip.detail.startswith("clip_grad_norm_ of 6 gradients at test_optimizer.py:")
+    assert not plan.notes
+    only = replace(plan, sites=(clip,))
+    candidate = FusedOptimizer().rewrite(copy.deepcopy(model), only, given)
+    exact = copy.deepcopy(model).double()
+    for number in range(50):
+        x = torch.randn(5, 6, generator=torch.Generator().manual_seed(number))
+        for each, input_ in ((model, x), (candidate, x), (exact, x.double())):
+            training.step(each, Call((input_,)), nullcontext)
+    for a, b, c in zip(model.parameters(), candidate.parameters(), exact.parameters(), strict=True):
+        assert (b.double() - c).abs().max() <= 3 * (a.double() - c).abs().max() + 1e-6
+    call = given.calls[0]
+    own, new = (
+        Counter(op.name for op in record(lambda m=m: training.step(m, call, nullcontext), m, call).ops)  # type: ignore[misc]
+        for m in (model, copy.deepcopy(candidate))
+    )
+    assert own["aten::linalg_vector_norm"] == 7  # one a gradient, and that of the norms
+    assert new["aten::linalg_vector_norm"] == 1
+    assert new["aten::_foreach_norm"] == new["aten::_foreach_mul_"] == 1
+
+
+def test_clipping_is_as_torch_has_it_after_a_step_that_failed() -> None:
+    before = clip_grad._get_total_norm
+    with pytest.raises(RuntimeError), clipping_at_once():
+        raise RuntimeError
+    assert clip_grad._get_total_norm is before
+
+
+def test_loops_written_by_hand_are_named_with_the_reason_why_they_stay() -> None:
+    plan = FusedOptimizer().plan(recorded(by_hand_step)[2])
+    assert [site.name for site in plan.sites] == ["SGD"]
+    words = " ".join(plan.notes)
+    assert "takes the norm of each gradient" in words
+    assert "clips gradients value by value" in words
+    assert words.count("belongs to neither the model nor the optimizer") == len(plan.notes)
+    training, _, given = recorded(zeroing_step)
+    assert not FusedOptimizer().plan(given).notes  # the first step finds nothing to fill
+    given = replace(given, run=lambda model, call: training.step(model, call, nullcontext))
+    (note,) = FusedOptimizer().plan(given).notes
+    assert note.startswith("test_optimizer.py:")
+    assert "fills gradients with zeros one by one" in note
     model = Net()
-    plan = FusedOptimizer().plan(trained(SGD(model.parameters(), lr=0.1), model, clip=True, to_zero=True))
-    assert any("clips gradients one by one" in note and "test_optimizer.py" in note for note in plan.notes)
     quiet = FusedOptimizer().plan(trained(SGD(model.parameters(), lr=0.1), model))
     assert not quiet.notes
+
+
+def test_clipping_is_changed_where_the_update_is_fused_already() -> None:
+    model = Net()
+    optimizer = AdamW(model.parameters(), fused=True)
+    plan = FusedOptimizer().plan(trained(optimizer, model, clip=True))
+    assert [site.name.split()[0] for site in plan.sites] == ["clip_grad_norm_"]
+    assert plan.notes == ("AdamW runs fused already.",)
 
 
 def test_an_unknown_form_is_refused() -> None:
