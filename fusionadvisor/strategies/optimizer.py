@@ -30,6 +30,9 @@ ONE_BY_ONE = {
     "aten::zero_": "fills gradients with zeros one by one: zero_grad() without set_to_none=False writes nothing",
 }  # fmt: skip
 """What the user's own lines may do per parameter, and what to do there instead."""
+LOOPS_ON_CPU = (
+    "Clipping all at once is fewer kernels on CUDA only: the CPU goes through the gradients one by one all the same."
+)
 YOURS = "This line of the step belongs to neither the model nor the optimizer, so it is left to you."
 
 
@@ -90,6 +93,8 @@ class FusedOptimizer(Strategy):
         repeated = _repeated(subject)
         notes = tuple(_by_hand(repeated))
         clip = tuple(_clipped(repeated, optimizer))
+        if clip and not subject.device.startswith("cuda"):
+            notes = (*notes, LOOPS_ON_CPU)
         site, refused, said = self._update(optimizer)
         return Plan((*site, *clip), tuple(refused), notes=(*said, *notes))
 

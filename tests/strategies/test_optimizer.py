@@ -16,7 +16,7 @@ from fusionadvisor import strategies
 from fusionadvisor.errors import InputError
 from fusionadvisor.flow.record import record
 from fusionadvisor.strategies.base import Call, Plan, Subject
-from fusionadvisor.strategies.optimizer import FusedOptimizer, configure
+from fusionadvisor.strategies.optimizer import LOOPS_ON_CPU, FusedOptimizer, configure
 from fusionadvisor.workload.training import OPTIONS, Training, clipping_at_once
 from tests.strategies.subjects import reasons
 
@@ -187,7 +187,8 @@ def test_clipping_one_by_one_runs_all_at_once_and_trains_the_same() -> None:
     plan = FusedOptimizer().plan(given)
     _, clip = plan.sites
     assert clip.detail.startswith("clip_grad_norm_ of 6 gradients at test_optimizer.py:")
-    assert not plan.notes
+    assert plan.notes == (LOOPS_ON_CPU,)
+    assert not FusedOptimizer().plan(replace(given, device="cuda")).notes
     only = replace(plan, sites=(clip,))
     candidate = FusedOptimizer().rewrite(copy.deepcopy(model), only, given)
     exact = copy.deepcopy(model).double()
@@ -237,7 +238,7 @@ def test_clipping_is_changed_where_the_update_is_fused_already() -> None:
     optimizer = AdamW(model.parameters(), fused=True)
     plan = FusedOptimizer().plan(trained(optimizer, model, clip=True))
     assert [site.name.split()[0] for site in plan.sites] == ["clip_grad_norm_"]
-    assert plan.notes == ("AdamW runs fused already.",)
+    assert plan.notes == ("AdamW runs fused already.", LOOPS_ON_CPU)
 
 
 def test_an_unknown_form_is_refused() -> None:
