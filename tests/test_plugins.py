@@ -154,3 +154,13 @@ def test_a_broken_strategy_is_refused_in_words(
     with pytest.raises(InputError) as caught:
         strategies.get("MINE")
     assert words in str(caught.value)
+
+
+def test_a_search_goes_on_without_a_broken_strategy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.evaluate.test_auto import hunt, world
+
+    declare(tmp_path, {"strategies": "mine = nothere:Mine"})
+    monkeypatch.syspath_prepend(str(tmp_path))
+    attempts = hunt(world(gains={"inplace": 1.2}))
+    assert attempts["inplace"].kept
+    assert attempts["mine"].reason.startswith("Dropped: Strategy mine of theirs 2.0 cannot be loaded: ModuleNotFound")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fusionadvisor import recipe, strategies
+from fusionadvisor.errors import InputError
 from fusionadvisor.evaluate.search import Outcome, Progress, Trying
 from fusionadvisor.evaluate.trial import Done, Goal, Job
 from fusionadvisor.evaluate.worker import Limits
@@ -147,7 +148,7 @@ class Search:
 
     def _candidates(self) -> tuple[list[Strategy], list[Strategy]]:
         """What to try, in order, after dropping what plans nothing: what edits, and what ends a composition."""
-        known = sorted(map(strategies.get, strategies.ids()), key=lambda strategy: strategy.order)
+        known = self._known()
         on_cuda = self.trying.workload.device.startswith("cuda")
         for strategy in known:
             if strategy.needs_cuda and not on_cuda:
@@ -170,6 +171,16 @@ class Search:
             [strategy for strategy in left if not strategy.terminal],
             sorted((s for s in left if s.terminal), key=lambda s: (s.slow, -self._bound(s), not s.parameters())),
         )
+
+    def _known(self) -> list[Strategy]:
+        """Every strategy that can be loaded, in the order of a composition."""
+        found = []
+        for name in strategies.ids():
+            try:
+                found.append(strategies.get(name))
+            except InputError as error:  # another package's
+                self.dropped.append(Attempt(name, "not_tried", reason=f"Dropped: {error.what}"))
+        return sorted(found, key=lambda strategy: strategy.order)
 
     def _planned(self, asked: list[Strategy]) -> list[Attempt]:
         survey = tuple(Step(strategy.id, strategy.parameters()) for strategy in asked)
