@@ -2,10 +2,12 @@
 
 import json
 import pickle
+import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType, NoneType
 from typing import Any
 
 import torch
@@ -40,12 +42,13 @@ class Contents:
         return f"{len(tensors)} weights ({shown}{', …' if len(tensors) > 2 else ''})"
 
 
-def read(path: Path, *, trust: bool = False) -> Contents:
+def read(path: Path, *, trust: bool = False, home: ModuleType | None = None) -> Contents:
     """Read a checkpoint of any kind this program knows.
 
     Args:
         path: A file, or a folder with shards.
         trust: Run what a pickle or archive asks for. Without it a file that asks for anything is refused.
+        home: Defines what the script that saved a trusted pickle had defined itself.
 
     Raises:
         InputError: It is damaged, of another kind, or would run code that is not trusted; lists what it would run.
@@ -63,10 +66,10 @@ def read(path: Path, *, trust: bool = False) -> Contents:
             return Contents(kind, model=torch.jit.load(str(path), map_location="cpu"))  # type: ignore[no-untyped-call]
     if kind == "exported":
         return _read_exported(path, trust)
-    return _read_pickle(path, kind, trust)
+    return _read_pickle(path, kind, trust, home)
 
 
-def _read_pickle(path: Path, kind: Kind, trust: bool) -> Contents:
+def _read_pickle(path: Path, kind: Kind, trust: bool, home: ModuleType | None) -> Contents:
     try:
         with user_code(f"{shown(path)} is damaged", "Copy or download it again."):
             loaded = torch.load(path, map_location="cpu", weights_only=True)
@@ -75,11 +78,48 @@ def _read_pickle(path: Path, kind: Kind, trust: bool) -> Contents:
             raise
         if not trust:
             raise _untrusted(path) from refusal
-        with user_code(f"{shown(path)} cannot be unpickled", "Run from the folder where its classes can be imported."):
-            loaded = torch.load(path, map_location="cpu", weights_only=False)
+        loaded = _unpickled(path, home)
     if isinstance(loaded, nn.Module):
         return Contents(kind, model=loaded)
     return Contents(kind, weights=loaded)
+
+
+def _unpickled(path: Path, home: ModuleType | None) -> Any:
+    """Run what a pickle asks for; what its script had defined itself (``__main__``) is looked up in ``home``."""
+
+    class Unpickler(pickle.Unpickler):
+        def find_class(self, module: str, name: str, /) -> Any:
+            if module == "__main__" and hasattr(home, name):
+                return getattr(home, name)
+            return super().find_class(module, name)
+
+    lookup = ModuleType("pickle")
+    vars(lookup).update(vars(pickle), Unpickler=Unpickler)
+    try:
+        with user_code(f"{shown(path)} cannot be unpickled", "It was saved with other versions of its classes."):
+            return torch.load(path, map_location="cpu", weights_only=False, pickle_module=lookup)
+    except InputError as failure:
+        raise _undefined(path, failure) from failure.__cause__
+
+
+_ATTRIBUTE = re.compile(r"Can't get attribute '(\w+)' on <module '([\w.]+)'")
+
+
+def _undefined(path: Path, failure: InputError) -> InputError:
+    """What to say where a pickle names what cannot be imported here: whose file to give."""
+    cause = failure.__cause__
+    if isinstance(cause, ModuleNotFoundError) and cause.name:
+        top, last = cause.name.partition(".")[0], cause.name.rpartition(".")[2]
+        return InputError(
+            f"{shown(path)} was saved with the module {cause.name}, which cannot be imported here.",
+            f"Give the file that defines it with --model {last}.py, run from the folder it is in, or install {top}.",
+        )
+    if (found := _ATTRIBUTE.match(str(cause))) and found[2].rpartition(".")[2] == "__main__":
+        return InputError(
+            f"{shown(path)} was saved by a script that defines {found[1]} itself.",
+            "Give that script, or another file that defines it, with --model SCRIPT.py.",
+        )
+    return failure
 
 
 def _untrusted(path: Path) -> InputError:
@@ -185,6 +225,17 @@ def _read_index(index: Path, trust: bool) -> dict[str, torch.Tensor]:
             raise InputError(f"{shard} does not hold {absent[0]}, which its index promises.", "Download it again.")
         weights.update(held)
     return weights
+
+
+ARGUMENTS = ("hyper_parameters", "hparams", "model_args", "model_kwargs", "init_args", "config")
+"""Where checkpoints keep what their model was built with; Lightning's name first."""
+
+
+def saved_arguments(saved: Any) -> dict[str, Any]:
+    """What a checkpoint says its model was built with: plain values by name; empty where it does not say."""
+    held = [saved[key] for key in ARGUMENTS if isinstance(saved, Mapping) and isinstance(saved.get(key), Mapping)]
+    plain = (bool, int, float, str, list, tuple, dict, NoneType)
+    return {name: value for name, value in held[0].items() if isinstance(value, plain)} if held else {}
 
 
 def parse_arguments(texts: Sequence[str]) -> dict[str, Any]:

@@ -5,8 +5,8 @@ from pathlib import Path
 from types import ModuleType
 
 from fusionadvisor.errors import InputError
-from fusionadvisor.workload.checkpoint import Contents, parse_arguments, read
-from fusionadvisor.workload.inputs import Call
+from fusionadvisor.workload.checkpoint import Contents, parse_arguments, read, saved_arguments
+from fusionadvisor.workload.inputs import Call, parameter_names
 from fusionadvisor.workload.target import Entry, Target, find_entry, load, make_model
 from fusionadvisor.workload.weights import fit
 
@@ -40,7 +40,9 @@ def open_saved(
         return open_folder(path, entry, trust=trust)
     if entry is not None and model_from is None:
         raise InputError(f"{path.name} has no entry '{entry}'.", "Leave --entry out.")
-    contents = read(path, trust=trust)
+    # what a trusted pickle names may be defined in the model's file
+    target = load(model_from, entry) if model_from and trust else None
+    contents = read(path, trust=trust, home=target.module if target else None)
     if contents.model is not None:
         return _archive(path, contents, model_from, model_args)
     if model_from is None:
@@ -48,10 +50,16 @@ def open_saved(
             f"{path.name} holds {contents.describe()}, and no model.",
             "Name the model they belong to with --model FILE.py:NAME.",
         )
-    target = load(model_from, entry)
+    target = target or load(model_from, entry)
     found = find_entry(target)
-    model = make_model(target, found, parse_arguments(model_args))
-    said = fit(model, contents.weights, path.name)
+    given = parse_arguments(model_args)
+    taken = parameter_names(found.value) if found.kind in ("factory", "class") else ()
+    held = {name: value for name, value in saved_arguments(contents.weights).items() if name in taken}
+    stated = {name: value for name, value in held.items() if name not in given}
+    model = make_model(target, found, {**stated, **given})
+    said = fit(model, contents.weights, path.name, taken)
+    if stated:
+        said = (f"{', '.join(f'{name}={value!r}' for name, value in stated.items())} as saved in it", *said)
     whole = Target(str(path), path.name, target.module, None, [*target.assumed, *said])
     return whole, Entry(found.name, "checkpoint", model)
 
@@ -59,8 +67,10 @@ def open_saved(
 def _archive(path: Path, contents: Contents, model_from: str | None, model_args: Sequence[str]) -> tuple[Target, Entry]:
     what = _ARCHIVES[contents.kind]
     model = contents.model
-    if model_from or model_args:
+    of_classes = contents.kind in ("pickle", "torch")
+    if model_args or (model_from and not of_classes):
         raise InputError(f"{path.name} is {what} and holds its model.", "Leave --model and --model-arg out.")
     inputs = Call(tuple(contents.inputs[0]), contents.inputs[1]) if contents.inputs else None
-    target = Target(str(path), path.name, ModuleType(path.stem), None, [f"model from {what}"], inputs)
+    said = f"model from {what}" + (f", its classes from {Path(model_from).name}" if model_from else "")
+    target = Target(str(path), path.name, ModuleType(path.stem), None, [said], inputs)
     return target, Entry(type(model).__name__, "archive", model)

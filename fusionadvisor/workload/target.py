@@ -157,7 +157,7 @@ def _not_one(target: Target, found: list[str], what: str) -> InputError:
         names = ", ".join(found[:8]) + (", …" if len(found) > 8 else "")
         return InputError(
             f"{target.label} holds {len(found)} candidates ({what}): {names}.",
-            f"Name one: {target.label}:{found[0]}, or define build_model() in it.",
+            f"Name one: {target.label}:{found[-1]}, or define build_model() in it.",  # parts stand before the whole
         )
     functions = [
         name for name, value in vars(target.module).items()
@@ -210,7 +210,7 @@ def make_model(target: Target, entry: Entry, arguments: Mapping[str, Any] | None
     if needed := [name for name in required_arguments(entry.value) if name not in given]:
         raise InputError(
             f"{label} needs arguments to be built: {', '.join(needed)}.",
-            f"Define build_model() that returns the model ready made, or pass --model-arg {needed[0]}=VALUE.",
+            f"Pass {' '.join(f'--model-arg {name}=VALUE' for name in needed)}, or define a build_model().",
         )
     with user_code(f"{label} failed"):
         model = entry.value(**given)

@@ -1,6 +1,6 @@
 """Fit saved weights into a model: find them, unwrap their names, load them strictly, say what was done."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -33,13 +33,14 @@ class _Offer:
         return len(self.matched), -(len(self.tensors) - len(self.matched)), -len(self.where) - len(self.prefix)
 
 
-def fit(model: nn.Module, saved: object, label: str) -> tuple[str, ...]:
+def fit(model: nn.Module, saved: object, label: str, arguments: Sequence[str] = ()) -> tuple[str, ...]:
     """Load saved weights into a model.
 
     Args:
         model: Gets the weights; it may be on the meta device.
         saved: A nest of mappings with tensors in it, as ``torch.load`` gives it.
         label: The file, for messages.
+        arguments: Names of what the model can be built with, for messages.
 
     Returns:
         What was done, as phrases: how many of how many, under which key, without which prefix, cast or left out.
@@ -53,7 +54,7 @@ def fit(model: nn.Module, saved: object, label: str) -> tuple[str, ...]:
     if not offers:
         raise InputError(f"{label} holds no tensors.", "Give a file saved with torch.save(model.state_dict(), …).")
     best = max(offers, key=lambda offer: offer.rank)
-    _check(model, wanted, best, label)
+    _check(model, wanted, best, label, arguments)
     meta = any(tensor.is_meta for tensor in wanted.values())
     model.load_state_dict({name: best.tensors[name] for name in best.matched}, strict=False, assign=meta)
     _check_loaded(model, label)
@@ -94,7 +95,9 @@ def _offers(where: str, tensors: dict[str, torch.Tensor], plain: dict[str, str])
         yield _Offer(where, prefix or ("module." if wrapped else ""), named, matched, len(bare) - len(below))
 
 
-def _check(model: nn.Module, wanted: dict[str, torch.Tensor], best: _Offer, label: str) -> None:
+def _check(
+    model: nn.Module, wanted: dict[str, torch.Tensor], best: _Offer, label: str, arguments: Sequence[str]
+) -> None:
     name = type(model).__name__
     if not best.matched and wanted:
         raise InputError(
@@ -109,7 +112,7 @@ def _check(model: nn.Module, wanted: dict[str, torch.Tensor], best: _Offer, labe
         raise InputError(
             f"{label} does not fit {name}: {one} is {_shape(best.tensors[one])} in the file and "
             f"{_shape(wanted[one])} in the model{more}.",
-            "Build the model with the sizes it was saved with, e.g. --model-arg NAME=VALUE.",
+            f"Build the model with the sizes it was saved with: --model-arg NAME=VALUE{_one_of(arguments)}.",
         )
     missing = _missing(wanted, best.matched)
     left = [key for key in best.tensors if key not in best.matched]
@@ -118,8 +121,13 @@ def _check(model: nn.Module, wanted: dict[str, torch.Tensor], best: _Offer, labe
         parts += [f"left over: {some(left)}"] if left else []
         raise InputError(
             f"{label} fits {name} in {len(best.matched)} of {len(wanted)} weights; {'; '.join(parts)}.",
-            "Name the model it was saved from with --model FILE.py:NAME.",
+            "Name the model it was saved from with --model FILE.py:NAME"
+            + (f", or build it as deep as it was: --model-arg NAME=VALUE{_one_of(arguments)}." if arguments else "."),
         )
+
+
+def _one_of(arguments: Sequence[str]) -> str:
+    return f", with NAME one of {', '.join(arguments)}" if arguments else ""
 
 
 def _missing(wanted: dict[str, torch.Tensor], matched: frozenset[str]) -> list[str]:

@@ -40,7 +40,7 @@ FILES = {
         ("profile folder", "folder is a directory."),
         ("profile nomodel.py", "(its functions: helper)"),
         ("profile several.py", "A, B."),
-        ("profile several.py", "Name one: several.py:A,"),
+        ("profile several.py", "Name one: several.py:B,"),
         ("profile key.py", "x=float32[2,3]: key.py:5: KeyError: 'missing thing'.  --debug shows"),
         ("profile shapes.py", "Give inputs that fit"),
         ("profile shapes.py --input input=float32[2,8] --gpu h1000", "Did you mean 'H100'?"),

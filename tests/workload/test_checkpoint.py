@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import subprocess
 import sys
 import zipfile
 from collections import OrderedDict
@@ -250,6 +251,30 @@ def test_model_arguments_build_the_right_size(net: nn.Module) -> None:
     runs_as(resolve("a.pt", model=wide, model_args=["classes=2", "width=4"]), net)
 
 
+def test_what_a_checkpoint_says_its_model_was_built_with_is_used_and_said(net: nn.Module) -> None:
+    kept = {"epoch": 3, "state_dict": net.state_dict(), "hyper_parameters": {"width": 4, "classes": 2, "lr": 0.1}}
+    torch.save(kept, "a.ckpt")
+    Path("sized.py").write_text(MODELS.replace("width=4, classes=2", "width, classes=9").replace("super().__init__()\n"
+                                "        self.third", "super().__init__(4)\n        self.third"))  # fmt: skip
+    workload = resolve("a.ckpt", model="sized.py:Net")
+    assert "width=4, classes=2 as saved in it" in workload.assumed  # and no lr, which it does not take
+    runs_as(workload, net)
+    said = refused("a.ckpt", model="sized.py:Net", model_args=["width=5"])  # what is given goes first
+    assert "first.weight is [4,3] in the file and [5,3] in the model" in said
+    torch.save(net.state_dict(), "bare.pt")
+    assert "Pass --model-arg width=VALUE, or define" in refused("bare.pt", model="sized.py:Net")
+
+
+def test_what_does_not_fit_names_the_arguments_that_size_the_model(net: nn.Module) -> None:
+    torch.save(net.state_dict(), "a.pt")
+    said = refused("a.pt", model="models.py:Net", model_args=["classes=7"])
+    assert said.endswith("--model-arg NAME=VALUE, with NAME one of width, classes.")
+    torch.save({**net.state_dict(), "fourth.weight": torch.ones(1)}, "deep.pt")
+    said = refused("deep.pt", model="models.py:Net")
+    assert "or build it as deep as it was: --model-arg NAME=VALUE, with NAME one of width, classes." in said
+    assert "--model-arg" not in refused("deep.pt", model="models.py:Deeper")  # it takes no arguments
+
+
 # -- models that come whole --------------------------------------------------------------------------------------
 
 
@@ -299,8 +324,29 @@ def test_a_class_that_is_not_there_is_named(net: nn.Module) -> None:
     Path("models.py").unlink()
     sys.path[:] = [entry for entry in sys.path if entry != str(Path.cwd())]
     said = refused("whole.pt", trust=True)
-    assert "No module named 'models'" in said
-    assert "Run from the folder" in said
+    assert "whole.pt was saved with the module models, which cannot be imported here" in said
+    assert "--model models.py" in said
+    Path("elsewhere").mkdir()
+    Path("elsewhere/models.py").write_text(MODELS)
+    assert "models.Net" in refused("whole.pt", model="elsewhere/models.py")  # not without trust
+    workload = resolve("whole.pt", trust=True, model="elsewhere/models.py")
+    assert "model from a pickled module, its classes from models.py" in workload.assumed
+    runs_as(workload, net)
+    runs_as(workload, net)
+
+
+def test_a_class_of_the_script_that_saved_it_is_found_in_the_file_given(net: nn.Module) -> None:
+    script = MODELS + "\nif __name__ == '__main__':\n    torch.manual_seed(4)\n    torch.save(Net(), 'whole.pt')\n"
+    Path("script.py").write_text(script)
+    subprocess.run([sys.executable, "script.py"], check=True)
+    assert "loading it would run __main__.Net" in refused("whole.pt")
+    said = refused("whole.pt", trust=True)
+    assert "whole.pt was saved by a script that defines Net itself.  Give that script" in said
+    workload = resolve("whole.pt", trust=True, model="script.py")
+    assert workload.model == "Net"
+    assert build(workload).model.get_parameter("first.weight").shape == (4, 3)
+    Path("other.py").write_text("x = 1\n")
+    assert "defines Net itself" in refused("whole.pt", trust=True, model="other.py")
 
 
 # -- nothing runs untrusted --------------------------------------------------------------------------------------

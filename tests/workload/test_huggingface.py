@@ -104,6 +104,20 @@ def test_shards_and_pickled_weights(folder: Callable[..., Path], save: dict[str,
     assert "21 of 21 weights from llama" in resolve(str(path), device="cpu").assumed
 
 
+@pytest.mark.parametrize("save", [{}, {"max_shard_size": "10KB"}, {"safe_serialization": False}])
+def test_weights_of_another_model_or_without_some(
+    folder: Callable[..., Path], tmp_path: Path, save: dict[str, Any]
+) -> None:
+    right, other = folder("llama", **save), folder("gpt2")
+    config = json.loads((right / "config.json").read_text())
+    (right / "config.json").write_text((other / "config.json").read_text())
+    with pytest.raises(InputError, match=r"None of the 21 weights in llama .* is one of GPT2LMHeadModel's"):
+        resolve(str(right), device="cpu")
+    (right / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
+    with pytest.raises(InputError, match=r"in 21 of 30 weights; missing: model.layers.2.self_attn.q_proj.weight"):
+        resolve(str(right), device="cpu")
+
+
 def test_a_missing_shard_is_refused_by_name(folder: Callable[..., Path]) -> None:
     path = folder("llama", max_shard_size="10KB")
     gone = sorted(path.glob("model-*.safetensors"))[1]
