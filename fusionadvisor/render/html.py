@@ -146,13 +146,15 @@ def _waterfall(report: Report) -> list[tuple[str, str, float, str, str]]:
     Returns:
         For each bar its name, its class, its length as a share of the longest, its time, and the speed-up until then.
     """
-    kept = [a for a in report.attempts if a.kept and a.before and a.speedup]
-    if not kept or kept[0].before is None:
+    kept, both = [a for a in report.attempts if a.kept and a.speedup], verdict.arms(report)
+    if not kept or both is None:
         return []
-    whole = kept[0].before.median_ms
+    whole = both[0]
     bars = [("original", "before", whole)]
     for attempt in kept:
         bars.append((attempt.strategy, "after", bars[-1][2] / (attempt.speedup.median if attempt.speedup else 1.0)))
+    if len(kept) > 1:
+        bars.append(("together", "after", both[1]))
     if could := verdict.could_save(report):
         floor = max(whole * (1 - could / verdict.of_step(report)), 0.0)
         bars.append((f"least by the {labels.bound(report)}s", "floor", floor))
@@ -177,13 +179,13 @@ def _kinds(report: Report) -> list[KindRow]:
     before = _of_a_step(report.timeline)
     after = _of_a_step(report.timeline_after, 1 / _drift(report)) if report.timeline_after else None
     whole = sum(k.gpu_us for k in before.values()) or 1.0
-    names = sorted({*before, *(after or ())}, key=lambda name: -before.get(name, KindSummary(name, 0, 0.0)).gpu_us)
-    rows = [(name, before.get(name, KindSummary(name, 0, 0.0))) for name in names]
+    none = KindSummary("", 0, 0.0)
+    pairs = {
+        name: (before.get(name, none), (after or {}).get(name, none)) for name in sorted({*before, *(after or ())})
+    }
+    ranked = sorted(pairs.items(), key=lambda item: (-item[1][0].gpu_us, -item[1][1].gpu_us))
     return [
-        KindRow(
-            name, own, after.get(name, KindSummary(name, 0, 0.0)) if after is not None else None, own.gpu_us / whole
-        )
-        for name, own in rows
+        KindRow(name, own, new if report.timeline_after else None, own.gpu_us / whole) for name, (own, new) in ranked
     ]
 
 

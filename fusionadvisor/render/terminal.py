@@ -30,7 +30,7 @@ RECIPE = "recipe.json"
 
 WIDE = 96
 """Cells from which the remedy gets a column of its own."""
-HOW = 14
+HOW = 15
 NARROW = 60
 """Cells from which a row of kinds has room for their number and a bar."""
 

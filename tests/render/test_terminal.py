@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from fusionadvisor.catalog import STRATEGIES
 from fusionadvisor.render import html, labels, markdown, terminal
 from fusionadvisor.render.terminal import compose, next_commands, render
 from fusionadvisor.report.model import Attempt, Hunt, NearMiss, Passed, Report, Speedup, Timing
@@ -44,6 +46,37 @@ def test_ascii_form_says_the_same_in_ascii(name: str) -> None:
     assert plain.isascii()
     assert "?" not in plain
     assert all(len(line) <= 80 for line in plain.splitlines())
+
+
+def test_every_remedy_fits_its_column() -> None:
+    for strategy in STRATEGIES:
+        report = replace(PROFILE, findings=(replace(FOLD, remedies=(strategy.id,)),))
+        assert all(cell_len(line.plain) <= 100 for line in compose(report, 100).lines), strategy.id
+
+
+FORMS = {
+    "colour": {"TERM": "xterm-256color"},
+    "plain": {"TERM": "xterm-256color", "NO_COLOR": "1"},
+    "ascii": {"TERM": "dumb"},
+}
+
+
+@pytest.mark.parametrize("width", [80, 100])
+@pytest.mark.parametrize("form", list(FORMS))
+@pytest.mark.parametrize("name", ["profile", "apply"])
+def test_snapshot_as_printed(name: str, form: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("NO_COLOR", "FORCE_COLOR", "TERM", "COLORTERM"):
+        monkeypatch.delenv(variable, raising=False)
+    for variable, value in FORMS[form].items():
+        monkeypatch.setenv(variable, value)
+    out = io.StringIO()
+    render(ALL[name], Console(file=out, width=width, force_terminal=form != "ascii"))
+    file = SNAPSHOTS / f"{name}-{width}-{form}.txt"
+    if os.environ.get("UPDATE_SNAPSHOTS"):
+        file.write_text(out.getvalue(), encoding="utf-8")
+    assert out.getvalue() == file.read_text(encoding="utf-8")
+    assert ("\x1b[" in out.getvalue()) is (form != "ascii")
+    assert bool(re.search(r"\x1b\[3\dm", out.getvalue())) is (form == "colour")
 
 
 def test_names_from_a_trace_are_text() -> None:
