@@ -6,12 +6,12 @@ import torch
 from torch import nn
 
 from fusionadvisor import strategies
-from fusionadvisor.evaluate import kernels, trial
+from fusionadvisor.evaluate import bench, kernels, trial
 from fusionadvisor.evaluate.search import Trying, attempt
-from fusionadvisor.evaluate.trial import Job
+from fusionadvisor.evaluate.trial import Goal, Job
 from fusionadvisor.evaluate.worker import Limits
 from fusionadvisor.recipe import Step
-from fusionadvisor.report.model import Attempt, Timing
+from fusionadvisor.report.model import Attempt, Speedup, Timing
 from fusionadvisor.strategies import folding
 from fusionadvisor.workload.program import build
 from fusionadvisor.workload.resolve import resolve
@@ -130,3 +130,41 @@ def test_a_recipe_that_cannot_be_verified_does_not_stay(tmp_path: Path) -> None:
     assert outcome.files == ()
     assert not list((tmp_path / "out").iterdir())
     assert any(w.code == "W-recipe" and "no number to compare" in w.message for w in outcome.warnings)
+
+
+POOLED = """
+import torch
+from torch import nn
+
+def build_model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 16, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1))
+
+def example_inputs():
+    return torch.randn(2, 3, 64, 64)
+"""
+
+
+@pytest.mark.parametrize(("goal", "verdict", "kept"), [
+    ("memory", "same", True), ("memory", "slower", False), ("latency", "same", False),
+])  # fmt: skip
+def test_what_holds_less_is_kept_for_memory_at_no_loss_of_speed(
+    goal: Goal, verdict: bench.Verdict, kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compare(*_: object, **__: object) -> bench.Comparison:
+        timing = Timing(1.0, (1.0, 1.0))
+        return bench.Comparison(timing, timing, Speedup(1.0, (1.0, 1.0), (0.9, 1.1)), verdict)
+
+    monkeypatch.setattr(bench, "compare", compare)
+    path = tmp_path / "pooled.py"
+    path.write_text(POOLED)
+    workload = resolve(str(path), device="cpu")
+    done = trial.perform(Job(workload, step=Step("inplace"), goal=goal), build(workload), lambda _: None)
+    assert done.attempt is not None
+    assert done.attempt.kept is kept
+    own, new = (t.peak_memory_bytes for t in (done.attempt.before, done.attempt.after) if t)
+    assert own is not None
+    assert new is not None
+    output = 2 * 16 * 64 * 64 * 4  # of the convolution, and of the activation where it has its own
+    assert own == 2 * output
+    assert output <= new < output + 1000  # the mean of each channel is left
