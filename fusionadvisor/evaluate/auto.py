@@ -24,6 +24,8 @@ SHORTEST_ATTEMPT_S = 5.0
 """What starting a process and recording a model take at the least; with less left nothing is begun."""
 CHECKS = 3
 """Combinations that are checked as a whole, the best first, until one holds."""
+CHECK = 0.6
+"""How long the check takes at the least, as a share of an attempt: nothing is recorded, planned and counted for it."""
 LONGEST_CHECK_S = 20.0
 """Of measuring in such a check, where the budget leaves that much."""
 
@@ -98,7 +100,7 @@ class Search:
     def __post_init__(self) -> None:
         self.start = self.clock()
         self._quick_s = 0.0
-        """The longest a quick attempt took: about what the check at the end will."""
+        """The longest a quick attempt took."""
 
     def run(self) -> None:
         """Try what is worth it; what was found is in ``chains``."""
@@ -231,7 +233,7 @@ class Search:
 
     def _left_s(self) -> float:
         """Time left for attempts, without what the check at the end takes."""
-        return self.start + self.budget_s - self.clock() - self._quick_s
+        return self.start + self.budget_s - self.clock() - CHECK * self._quick_s
 
     def _tried(self, strategy: Strategy, on: Chain, *, shared: int = 1) -> Chain | None:
         """Try a strategy on top of a combination, and return the longer one if it gained.

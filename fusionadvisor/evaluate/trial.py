@@ -142,14 +142,17 @@ def _whole(program: Program, job: Job, tell: Tell) -> Done:
 
 
 def _survey(program: Program, job: Job, tell: Tell) -> Iterator[Attempt]:
-    """What each strategy plans; one that fails at that is tried like the others, and then says how."""
+    """What each strategy plans; one that fails at that, or is slow, is tried like the others, and then says how."""
     tell("recording")
     base = with_steps(program, job.kept)
     subject = _subject(program, base)
     for step in job.survey:
-        tell(f"planning {step.strategy}")
         strategy = strategies.get(step.strategy, step.parameters)
         attempt = Attempt(step.strategy, "refused", parameters=dict(step.parameters))
+        if strategy.slow:  # planning it is half the work of trying it
+            yield replace(attempt, outcome="not_tried", sites=Sites(modules=strategy.places(base)))
+            continue
+        tell(f"planning {step.strategy}")
         try:
             plan = strategy.plan(subject)
         except Exception:  # noqa: BLE001 - the guard around one attempt

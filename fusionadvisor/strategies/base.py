@@ -84,6 +84,10 @@ class Strategy(ABC):
     slow: ClassVar[bool] = False
     """True where preparing takes far longer than a call: a search tries it last."""
 
+    def places(self, model: nn.Module) -> tuple[str, ...]:
+        """Modules it may change, told at once, where planning takes long; empty for the whole model."""
+        return ()
+
     @abstractmethod
     def plan(self, subject: Subject) -> Plan:
         """Check every site against the recordings; refuse in a sentence naming the module and the reason."""

@@ -97,6 +97,10 @@ class Compile(Strategy):
             if value not in known:
                 raise InputError(f"Strategy compile: {name} is not '{value}'.", did_you_mean(value, known))
 
+    def places(self, model: nn.Module) -> tuple[str, ...]:
+        """The regions."""
+        return tuple(path for path in self._paths(model) if path)
+
     def plan(self, subject: Subject) -> Plan:
         """Have dynamo capture copies on every recorded input, without generating code.
 
