@@ -20,6 +20,7 @@ NEGLIGIBLE = 1e-4
 """Of the largest tensor: a smaller one is measured against this, as gradients that should vanish are rounding alone."""
 
 Inputs = Callable[[], dict[str, torch.Tensor]]
+Step = Callable[[nn.Module, Any], Any]
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,10 @@ from fusionadvisor.evaluate.trial import Job
 from fusionadvisor.evaluate.worker import Ended, Limits
 
 
+LEAST_S = 240.0
+"""A job is never ended sooner: what it waits for is the machine, which others use."""
+
+
 def prepare() -> None:
     """Import what the jobs need, and have them leave this machine's cores to each other."""
     os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE", TORCHINDUCTOR_COMPILE_THREADS="1")
@@ -106,6 +110,12 @@ def _read(pipe: int, deadline: float) -> bytes | None:
     return None
 
 
+def cpu_seconds() -> float:
+    """What the processes forked so far have taken, compilers included."""
+    spent = os.times()
+    return spent.children_user + spent.children_system
+
+
 @contextmanager
 def workers() -> Iterator[None]:
     """The tool's child processes are forked from this one within."""
@@ -115,7 +125,7 @@ def workers() -> Iterator[None]:
 
 def _run(job: Job, limits: Limits, tell: Callable[[str], None] = lambda _: None) -> Ended:
     tell("working")
-    answer = call(lambda: worker.guarded(job, lambda _: None), limits.timeout_s)
+    answer = call(lambda: worker.guarded(job, lambda _: None), max(limits.timeout_s, LEAST_S))
     if not isinstance(answer, Failed):
         return Ended("done", answer)
     if answer.meant:

@@ -39,9 +39,9 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         **_SEQ2SEQ, "input_feat_per_channel": 16, "conv_channels": 32, "max_source_positions": 64,
         "max_target_positions": 64}),
     "efficientnet": ("EfficientNetForImageClassification", {
-        "image_size": 32, "width_coefficient": 0.25, "depth_coefficient": 0.25, "hidden_dim": 320, "in_channels": [32, 16],
-        "out_channels": [16, 256], "kernel_sizes": [3, 5], "strides": [1, 2], "num_block_repeats": [1, 2],
-        "expand_ratios": [1, 6], "depthwise_padding": []}),
+        "image_size": 32, "width_coefficient": 0.25, "depth_coefficient": 0.25, "hidden_dim": 320,
+        "in_channels": [32, 16], "out_channels": [16, 256], "kernel_sizes": [3, 5], "strides": [1, 2],
+        "num_block_repeats": [1, 2], "expand_ratios": [1, 6], "depthwise_padding": []}),
     "mobilevit": ("MobileViTForImageClassification", {
         "image_size": 64, "hidden_sizes": [16, 24, 32], "neck_hidden_sizes": [8, 8, 16, 16, 24, 32, 64]}),
     "levit": ("LevitForImageClassification", {
@@ -62,7 +62,8 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             **{k: v for k, v in _IMAGE.items() if k != "intermediate_size"}, "mlp_dim": 128, "output_channels": 32,
             "global_attn_indexes": [1], "window_size": 2, "num_pos_feats": 16},
         "prompt_encoder_config": {"hidden_size": 32, "image_size": 32, "patch_size": 8, "mask_input_channels": 4},
-        "mask_decoder_config": {"hidden_size": 32, "mlp_dim": 64, "num_attention_heads": 4, "iou_head_hidden_dim": 32}}),
+        "mask_decoder_config": {
+            "hidden_size": 32, "mlp_dim": 64, "num_attention_heads": 4, "iou_head_hidden_dim": 32}}),
     "timesformer": ("TimesformerForVideoClassification", {**_IMAGE, "num_frames": 2}),
     "videomae": ("VideoMAEForVideoClassification", {**_IMAGE, "num_frames": 2}),
     "perceiver": ("PerceiverForSequenceClassification", {
@@ -88,6 +89,16 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         "d_model": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "ffn_dim": 128}),
 }  # fmt: skip
 """Name: class, configuration."""
+
+FIRST = frozenset({
+    "train_step", "bert", "llama", "gpt2", "t5", "vit", "resnet", "mixtral", "mamba", "wav2vec2", "swin", "clip", "opt",
+})  # fmt: skip
+"""Whose training comes before that of the others."""
+LAST = frozenset({
+    "led", "wavlm", "speech2text", "mobilevit", "poolformer", "yolos", "videomae", "xlnet", "fnet", "funnel",
+    "squeezebert", "longformer", "gptj", "mamba2", "rwkv", "decision_transformer", "patchtst",
+})  # fmt: skip
+"""Measured after all others."""
 
 LEFT_OUT = {
     "encodec, vits, speecht5": "generate noise or a number of frames that depends on values: no two runs compare",
@@ -254,7 +265,8 @@ def rows() -> list[tuple[str, str]]:
     """All architectures, then the samples, each with the modes it has."""
     names = (*CONFIGS, *sorted(p.stem for p in SAMPLES.glob("*.py")))
     inference = [(name, "inference") for name in names if name != "train_step"]
-    return inference + [(name, "training") for name in names if trains(name)]
+    training = [(name, "training") for name in names if trains(name)]
+    return sorted(inference + training, key=lambda row: (row[0] in LAST, row[1] == "training" and row[0] not in FIRST))
 
 
 def trains(name: str) -> bool:

@@ -28,10 +28,12 @@ GPU = "h100"
 CHECK_SEEDS = (101, 202)
 MEASURE_S = 1.0
 """Of a single strategy; ``auto`` shares out its own budget."""
-BUDGET_S = auto.BUDGET_S
-JOB_S = 240.0
+BUDGET_S = 60.0
+"""Of ``auto``, in CPU seconds; users are given 120 s."""
+JOB_S = 400.0
 
 Plain = dict[str, Any]
+Tried = list[tuple[Attempt, Step | None]]
 
 
 def measure(name: str, mode: str, folder: Path) -> Plain:
@@ -94,7 +96,7 @@ class _Mode:
     ) -> tuple[Plain, list[tuple[Attempt, Step | None]]]:
         """The search, and every attempt it made with the step that came of it."""
         start = time.monotonic()
-        tried: list[tuple[Attempt, Step | None]] = []
+        tried: Tried = []
         one = Trying.tried
 
         def noted(trying: Trying, strategy: Strategy, on: Any) -> tuple[Attempt, Done]:
@@ -102,7 +104,9 @@ class _Mode:
             tried.append((made, done.step))
             return made, done
 
-        with mock.patch.object(Trying, "tried", noted):
+        # on a machine that others use as well, the budget is of what these processes get, not of time that passes
+        hunt = partial(auto.Search, clock=forked.cpu_seconds)
+        with mock.patch.object(Trying, "tried", noted), mock.patch.object(auto, "Search", hunt):
             try:
                 outcome = auto.search(workload, findings, budget_s=BUDGET_S, timeout_s=JOB_S)
             except Exception as error:  # noqa: BLE001 - what the benchmark is there to find
@@ -124,7 +128,7 @@ class _Mode:
         known = [a for a, _ in tried]
         return row, tried + [(a, None) for a in outcome.attempts if a.reason.startswith("Dropped") and a not in known]
 
-    def _strategies(self, workload: Workload, tried: list[tuple[Attempt, Step | None]]) -> Iterator[tuple[str, Plain]]:
+    def _strategies(self, workload: Workload, tried: Tried) -> Iterator[tuple[str, Plain]]:
         """Each strategy alone: as the search tried or planned it, else by itself."""
         alone = {a.strategy: (a, step) for a, step in reversed(tried) if not a.on and not a.parameters}
         trying = Trying(workload, Limits(JOB_S), MEASURE_S, lambda _: None)
