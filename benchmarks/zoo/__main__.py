@@ -1,18 +1,22 @@
 """Point the tool at architectures nobody here wrote, and check what it says.
 
-    python -m benchmarks.zoo [--only NAME ...] [--mode MODE] [--again] [--jobs N] [--folder DIR] [--merge]
+    python -m benchmarks.zoo [--only NAME ...] [--mode MODE] [--search] [--again] [--jobs N] [--folder DIR] [--merge]
 
-Each is profiled, predicted for an H100, and given to every strategy and to ``auto``, for inference and, where it has a
-loss, for training. What a strategy was verified to keep is compared once more by :mod:`benchmarks.zoo.check`, which
-shares nothing with the tool's verification. Rows go to one file each in ``--folder``, so that an interrupted run goes
-on where it stopped, and from there into ``benchmarks/results/zoo.json`` and ``zoo.md``. Needs the extra ``hf``.
+Each is profiled, predicted for an H100, and given to every strategy, for inference and, where it has a loss, for
+training; ``--search`` adds ``auto`` and ``compile``, which take minutes. What was verified is compared once more by
+:mod:`benchmarks.zoo.check`, which shares nothing with the tool's verification. Rows go to one file each in
+``--folder``, so that an interrupted run goes on where it stopped, and from there into ``benchmarks/results/zoo.json``
+and ``zoo.md``. Needs the extra ``hf``.
 """
 
 import argparse
+import json
 import os
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from benchmarks.zoo import forked, models, one, table
 
@@ -24,6 +28,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="architectures, or samples")
     parser.add_argument("--mode", choices=("inference", "training"))
+    parser.add_argument("--search", action="store_true", help="auto and compile, for what has a row")
     parser.add_argument("--again", action="store_true", help="also what has a row already")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--folder", type=Path, default=Path("out/zoo"))
@@ -36,32 +41,55 @@ def main() -> None:
         if unknown := set(given.only or ()) - {name for name, _ in rows}:
             parser.error(f"not in the zoo: {', '.join(sorted(unknown))}")
         rows = [(n, m) for n, m in rows if (not given.only or n in given.only) and given.mode in (None, m)]
-        _run(given.folder, [r for r in rows if given.again or not _file(given.folder, *r).exists()], given.jobs)
+        work = partial(_search, given.folder) if given.search else partial(_row, given.folder)
+        _run([row for row in rows if given.again or not _done(given.folder, row, given.search)], given.jobs, work)
     table.write(given.folder)
 
 
-def _run(folder: Path, left: list[tuple[str, str]], jobs: int) -> None:
+Row = tuple[str, str]
+
+
+def _run(left: list[Row], jobs: int, work: Callable[[Row], None]) -> None:
     forked.prepare()
     children = []
     for share in (left[i::jobs] for i in range(1, jobs)):
         pid = os.fork()
         if pid == 0:
-            _rows(folder, share)
+            for row in share:
+                work(row)
             os._exit(0)
         children.append(pid)
-    _rows(folder, left[::jobs])
+    for row in left[::jobs]:
+        work(row)
     for pid in children:
         os.waitpid(pid, 0)
 
 
-def _rows(folder: Path, rows: list[tuple[str, str]]) -> None:
-    for name, mode in rows:
-        start = time.monotonic()
-        row = forked.call(partial(one.measure, name, mode, folder), ROW_S)
-        if isinstance(row, forked.Failed):
-            row = {**one.head(name, mode), "crashes": [f"{row.what}\n{row.trace}".strip()]}
-        one.save(row, _file(folder, name, mode))
-        print(f"{time.strftime('%H:%M')} {time.monotonic() - start:4.0f} s  {table.brief(row)}", flush=True)
+def _row(folder: Path, row: Row) -> None:
+    found = forked.call(partial(one.measure, *row, folder), ROW_S)
+    if isinstance(found, forked.Failed):
+        found = {**one.head(*row), "crashes": [f"{found.what}\n{found.trace}".strip()], "strategies": {}}
+    _save(folder, row, found)
+
+
+def _search(folder: Path, row: Row) -> None:
+    if not _file(folder, *row).exists():
+        return
+    known = json.loads(_file(folder, *row).read_text())
+    found = forked.call(partial(one.search, known, folder), ROW_S)
+    if isinstance(found, forked.Failed):
+        found = {**known, "crashes": [*known["crashes"], f"auto: {found.what}\n{found.trace}".strip()]}
+    _save(folder, row, found)
+
+
+def _save(folder: Path, row: Row, found: dict[str, Any]) -> None:
+    one.save(found, _file(folder, *row))
+    print(f"{time.strftime('%H:%M')} {table.brief(found)}", flush=True)
+
+
+def _done(folder: Path, row: Row, searched: bool) -> bool:
+    path = _file(folder, *row)
+    return path.exists() and (not searched or "searched" in json.loads(path.read_text()))
 
 
 def _file(folder: Path, name: str, mode: str) -> Path:

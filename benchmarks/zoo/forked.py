@@ -23,7 +23,6 @@ from fusionadvisor.evaluate import worker
 from fusionadvisor.evaluate.trial import Job
 from fusionadvisor.evaluate.worker import Ended, Limits
 
-
 LEAST_S = 240.0
 """A job is never ended sooner: what it waits for is the machine, which others use."""
 

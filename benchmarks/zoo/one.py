@@ -15,9 +15,9 @@ import torch
 from benchmarks.zoo import check, forked, models
 from benchmarks.zoo.forked import Failed
 from fusionadvisor import advisor, strategies
-from fusionadvisor.evaluate import auto
+from fusionadvisor.evaluate import auto, worker
 from fusionadvisor.evaluate.search import Trying
-from fusionadvisor.evaluate.trial import Done, with_steps
+from fusionadvisor.evaluate.trial import Done, Job, with_steps
 from fusionadvisor.evaluate.worker import Limits
 from fusionadvisor.recipe import Step
 from fusionadvisor.report.codec import to_dict
@@ -37,11 +37,23 @@ Tried = list[tuple[Attempt, Step | None]]
 
 
 def measure(name: str, mode: str, folder: Path) -> Plain:
-    """The row of an architecture in a mode. Runs in a process that has computed nothing; every job is forked from it."""
+    """Profile, prediction, and each strategy but ``compile``. Runs in a process that has computed nothing."""
     start = time.monotonic()
     with forked.workers():
-        found = _Mode(name, str(models.write(name, folder)), mode == "training").measure()
+        found = _Row(name, str(models.write(name, folder)), mode == "training").strategies()
     return {**head(name, mode), "seconds": round(time.monotonic() - start, 1), **found}
+
+
+def search(row: Plain, folder: Path) -> Plain:
+    """What ``auto`` and ``compile`` add to a row, which take minutes where the others take seconds."""
+    start = time.monotonic()
+    name, mode = row["name"], row["mode"]
+    with forked.workers():
+        found = _Row(name, str(models.write(name, folder)), mode == "training").search()
+    row["strategies"] |= found.pop("strategies")
+    crashes = [*row["crashes"], *found.pop("crashes")]
+    searched = {"searched": {**head(name, mode), "seconds": round(time.monotonic() - start, 1)}}
+    return {**row, **searched, **found, "crashes": crashes}
 
 
 def head(name: str, mode: str) -> Plain:
@@ -62,26 +74,33 @@ def commit() -> str:
     ).stdout.strip()
 
 
-class _Mode:
+class _Row:
     def __init__(self, name: str, target: str, train: bool) -> None:
         self.name, self.target, self.train = name, target, train
         self.crashes: list[str] = []
 
-    def measure(self) -> Plain:
+    def strategies(self) -> Plain:
+        """Profile, predict, and try each strategy alone."""
         profiled = self._call("profile", partial(_profile, self.target, self.train))
         if not isinstance(profiled, Report):
-            return {"profile": profiled, "crashes": self.crashes}
-        workload = profiled.workload
-        assert workload is not None
-        predicted = self._call("predict", partial(_predict, workload))
-        found, tried = self._auto(workload, profiled.findings)
-        return {
-            "profile": _profiled(profiled),
-            "predict": predicted,
-            "strategies": dict(self._strategies(workload, tried)),
-            "auto": found,
-            "crashes": self.crashes,
-        }
+            return {"profile": profiled, "strategies": {}, "crashes": self.crashes}
+        assert profiled.workload is not None
+        predicted = self._call("predict", partial(_predict, profiled.workload))
+        tried = dict(self._each(profiled.workload))
+        return {"profile": _profiled(profiled), "predict": predicted, "strategies": tried, "crashes": self.crashes}
+
+    def search(self) -> Plain:
+        """Search for the best, and see what ``compile`` alone does."""
+        profiled = self._call("profile", partial(_profile, self.target, self.train))
+        if not isinstance(profiled, Report):
+            return {"strategies": {}, "crashes": self.crashes}
+        assert profiled.workload is not None
+        found, tried = self._auto(profiled.workload, profiled.findings)
+        made, step = self._compiled(profiled.workload, tried)
+        row = _attempt(made)
+        if step is not None and made.kept and found.get("kept") != ["compile"]:
+            row["check"] = self._check(profiled.workload, (step,))
+        return {"strategies": {"compile": row}, "auto": found, "crashes": self.crashes}
 
     def _call(self, what: str, function: Any) -> Any:
         found = forked.call(function, JOB_S)
@@ -125,22 +144,33 @@ class _Mode:
             row["verification"] = _verification(outcome.verification)
         if outcome.steps:
             row["check"] = self._check(workload, outcome.steps)
-        known = [a for a, _ in tried]
-        return row, tried + [(a, None) for a in outcome.attempts if a.reason.startswith("Dropped") and a not in known]
+        return row, tried
 
-    def _strategies(self, workload: Workload, tried: Tried) -> Iterator[tuple[str, Plain]]:
-        """Each strategy alone: as the search tried or planned it, else by itself."""
-        alone = {a.strategy: (a, step) for a, step in reversed(tried) if not a.on and not a.parameters}
+    def _compiled(self, workload: Workload, tried: Tried) -> tuple[Attempt, Step | None]:
+        """``compile`` of the whole original, as the search tried it, else by itself."""
+        for made, step in tried:
+            if (made.strategy, made.on, made.parameters) == ("compile", (), {}) and made.outcome != "not_tried":
+                return made, step
+        made, done = Trying(workload, Limits(JOB_S), MEASURE_S, lambda _: None).tried(strategies.get("compile"), ())
+        return made, done.step
+
+    def _each(self, workload: Workload) -> Iterator[tuple[str, Plain]]:
+        """Those that plan nothing are asked together, the others tried one by one."""
+        names = [name for name in strategies.ids() if name != "compile"]
+        survey = worker.run(Job(workload, survey=tuple(map(Step, names))), Limits(JOB_S))
+        planned = {a.strategy: a for a in survey.done.survey}
+        if not planned:
+            self.crashes.append(f"survey: {survey.how} {survey.reason} {survey.done.failure}")
         trying = Trying(workload, Limits(JOB_S), MEASURE_S, lambda _: None)
-        for name in strategies.ids():
-            made, step = alone.get(name, (None, None))
-            if made is None or made.outcome in ("not_tried", "timed_out"):
+        for name in names:
+            made, step = planned.get(name, Attempt(name, "not_tried")), None
+            if not made.reason:
                 made, done = trying.tried(strategies.get(name), ())
                 step = done.step
-                if made.outcome == "crashed":
-                    self.crashes.append(f"{name}: {made.reason}")
+            if made.outcome == "crashed":
+                self.crashes.append(f"{name}: {made.reason}")
             row = _attempt(made)
-            if step is not None and (made.kept or name != "compile"):
+            if step is not None:
                 row["check"] = self._check(workload, (step,))
             yield name, row
 

@@ -1,6 +1,5 @@
 """The rows as tables."""
 
-import json
 from pathlib import Path
 from typing import Any
 

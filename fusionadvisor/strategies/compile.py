@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from fusionadvisor.errors import InputError, did_you_mean
+from fusionadvisor.errors import InputError, StrategyError, did_you_mean
 from fusionadvisor.flow.graph import Op
 from fusionadvisor.report.model import Refusal, Source
 from fusionadvisor.strategies.base import Plan, Site, Strategy, Subject
@@ -66,7 +66,7 @@ class Compile(Strategy):
 
     - No C++ compiler on the CPU; no Triton, or a GPU older than compute capability 7.0, on CUDA.
     - The model is compiled, scripted, wrapped or sharded already.
-    - Nothing of it can be captured.
+    - Nothing of it can be captured, or torch fails at it: its own words are given.
 
     Training a convolutional model with batch norms can end as "outputs differ" on the CPU: compiled, the statistics
     are summed in float32, where PyTorch's own kernel sums in float64, so the gradients lie ten to fifty times further
@@ -133,6 +133,7 @@ class Compile(Strategy):
 
     def first_call(self, run: Callable[[], object]) -> tuple[str, ...]:
         """Compile, and say how many kernels were generated for how many operations."""
+        from torch._dynamo.exc import TorchDynamoException
         from torch._dynamo.utils import counters
         from torch._inductor import metrics
 
@@ -144,7 +145,14 @@ class Compile(Strategy):
             )
 
         before = state()
-        run()
+        try:
+            run()
+        except TorchDynamoException as error:
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+            said = " ".join(lines[:2] if lines[0].endswith(":") else lines[:1])
+            raise StrategyError(
+                f"torch.compile itself fails on this model: {said.rstrip('.')}. compile.regions leaves parts out."
+            ) from error
         kernels, nodes, cached = (now - then for now, then in zip(state(), before, strict=True))
         notes = [f"Inductor counts {plural(nodes, 'node')} before fusion and {plural(kernels, 'generated kernel')}."]
         if cached:

@@ -72,10 +72,12 @@ class FxPasses(Strategy):
             return Plan(blocker=reason)
         work = copy.deepcopy(subject.model)
         capture = _capture(work, subject.calls, needed=bool(self.passes))
-        if capture.graphs and capture.differs(subject.model, work, subject.calls):
-            return Plan(blocker=f"What {capture.front_end} captured does not return exactly what the model returns.")
+        inexact = [path for path in capture.graphs if capture.differs(path, subject.model, work, subject.calls)]
+        for path in inexact:
+            del capture.graphs[path]
+            capture.unfit[path] = f"What {capture.front_end} captures of it does not return exactly what it returns."
         sites, refused = self._rewritten(capture)
-        refused += (Refusal(path or "the model", reason) for path, reason in capture.stateful.items())
+        refused += (Refusal(path or "the model", reason) for path, reason in capture.unfit.items())
         return Plan(tuple(sites), tuple(refused), notes=capture.notes)
 
     def rewrite(self, model: nn.Module, plan: Plan, subject: Subject) -> nn.Module:
@@ -124,8 +126,8 @@ class _Capture:
     front_end: str
     graphs: dict[str, fx.GraphModule]
     notes: tuple[str, ...] = field(default=())
-    stateful: dict[str, str] = field(default_factory=dict)
-    """Modules that could be captured, and what of their code a graph would not do again."""
+    unfit: dict[str, str] = field(default_factory=dict)
+    """Modules that could be captured, and why their graphs cannot stand for their code."""
 
     def install(self, model: nn.Module) -> None:
         """Let each captured module run its graph; attributes and state dict stay as they were."""
@@ -133,17 +135,16 @@ class _Capture:
             graph.recompile()
             model.get_submodule(path).forward = graph.forward
 
-    def differs(self, model: nn.Module, work: nn.Module, calls: tuple[Call, ...]) -> bool:
-        """Whether the graphs, not rewritten yet, return another bit than the model on any of the calls."""
-        for path, graph in self.graphs.items():
-            work.get_submodule(path).forward = graph.forward
+    def differs(self, path: str, model: nn.Module, work: nn.Module, calls: tuple[Call, ...]) -> bool:
+        """Whether with the graph at ``path``, not rewritten yet, ``work`` returns another bit than ``model``."""
+        part = work.get_submodule(path)
+        part.forward = self.graphs[path].forward
         try:
             return any(not _same(_run(model, call), _run(work, call)) for call in calls)
         except _FAILURES:
             return True
         finally:
-            for path in self.graphs:
-                del work.get_submodule(path).forward
+            del part.forward
 
 
 def _capture(model: nn.Module, calls: tuple[Call, ...], needed: bool) -> _Capture:
@@ -151,14 +152,14 @@ def _capture(model: nn.Module, calls: tuple[Call, ...], needed: bool) -> _Captur
     state = PythonState.of(model)
     search = _Search(needed, state)
     parts = dict(search.traced(model, ""))
-    if "" in parts or any(_has_formula(graph) for graph in parts.values()):
+    if parts or "" not in search.failed:
         return _Capture("torch.fx", parts, search.notes(), search.stateful)
     exported = _exported(model, calls) if calls and not search.stateful else None
-    if exported is not None:
+    if exported is not None and (needed or _has_formula(exported)):
         if reason := state.changed(model):
             return _Capture("torch.export", {}, search.notes(), {"": reason})
         return _Capture("torch.export", {"": exported}, search.notes())
-    return _Capture("torch.fx", parts if needed else {}, search.notes(), search.stateful)
+    return _Capture("torch.fx", {}, search.notes(), search.stateful)
 
 
 @dataclass
@@ -186,8 +187,11 @@ class _Search:
         except _FAILURES as error:
             self.failed[path] = (str(error).strip().splitlines() or [type(error).__name__])[0]
         else:
-            # code without a formula stays as it is, whatever it does
-            reason = self.state.changed(model) if self.needed or _has_formula(graph) else ""
+            found = list(Finder(graph).matches())
+            if not (self.needed or found):
+                return  # nothing to gain, nothing to tell: its own code stays
+            rewritten = self.needed or any(isinstance(match, Match) for match in found)
+            reason = self.state.changed(model) if rewritten else ""
             if not reason:
                 yield path, graph
                 return

@@ -279,6 +279,10 @@ class _Survey:
         seen = {(op.source.file, op.source.line) for g in self.graphs for op in g.ops if op.source and op.view}
         for module in self.model.modules():  # a forward that was captured already runs elsewhere than it was written
             seen |= getattr(vars(module).get("forward"), "lines", frozenset())
+        owner_path, keys = source.owner(self.model, path)
+        owner = self.model.get_submodule(owner_path)
+        makers = frozenset(f for f in self.code.functions if any(source.mentions(f, owner, keys[0], keys[1:])))
+        whole = source.Whole(self.code, makers)
         for function in self._handlers(path):
             for node in ast.walk(function.node):
                 if not isinstance(node, ast.Attribute):
@@ -287,7 +291,7 @@ class _Survey:
                     return f"{source.where(function, node)} uses .data: what it changes there cannot be noticed"
                 lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
                 reached = any((function.file, line) in seen for line in lines)
-                if node.attr in _LAYOUT and not reached and not source.made_whole(function, node.value):
+                if node.attr in _LAYOUT and not reached and not whole(function, node.value):
                     return f"{source.where(function, node)}, which no input reached, may need {path}'s memory whole"
         return ""
 

@@ -11,7 +11,7 @@ import inspect
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from types import FunctionType
 from typing import Any
@@ -243,19 +243,95 @@ def block(function: Function, statement: ast.stmt) -> list[ast.stmt]:
     return next(block for block in blocks if isinstance(block, list) and statement in block)
 
 
-def made_whole(function: Function, value: ast.expr) -> bool:
-    """Whether a value is what ``.contiguous()`` returned: directly, or by a name last set so in the same block."""
-    if isinstance(value, ast.Call):
-        return isinstance(value.func, ast.Attribute) and value.func.attr == "contiguous" and not value.keywords
-    statement = next((n for n in function.ancestors(value) if isinstance(n, ast.stmt)), None)
-    if not isinstance(value, ast.Name) or statement is None or statement is function.node:
-        return False
+_FRESH = frozenset(
+    {"tensor", "arange", "zeros", "ones", "full", "empty", "matmul", "bmm", "baddbmm", "addmm", "cat", "stack",
+     "softmax", "zeros_like", "ones_like", "full_like"}
+)  # fmt: skip
+"""Functions of torch that return a tensor with memory of its own, without gaps."""
+_SAME_MEMORY = frozenset({"view", "view_as", "unsqueeze", "squeeze", "flatten", "to", "float", "type_as", "detach"})
+"""Methods whose result is as whole as what they are called on."""
+
+
+@dataclass
+class Whole:
+    """Whether what a name or an expression denotes has memory of its own without gaps, whatever a layer returns.
+
+    A part of a larger tensor has gaps; what arithmetic, a product or ``.contiguous()`` makes of it has none. Of a
+    name the last assignment before counts, or where that lies on a path of its own every one in the function; of a
+    method every return.
+
+    Args:
+        code: The model's code.
+        makers: Functions that call the layers themselves: what they are given was there before.
+    """
+
+    code: Code
+    makers: frozenset[Function] = frozenset()
+    _open: set[tuple[Function, str]] = field(default_factory=set)
+
+    def __call__(self, function: Function, value: ast.expr) -> bool:
+        """Whether ``value``, an expression in ``function``, surely is."""
+        if isinstance(value, ast.BinOp):
+            return isinstance(value.op, ast.Add | ast.Sub | ast.Mult | ast.Div | ast.MatMult)
+        if isinstance(value, ast.Compare | ast.Constant):
+            return True
+        if isinstance(value, ast.Name):
+            last = _last_assignment(function, value)
+            return self(function, last) if last is not None else self._name(function, value.id)
+        if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Attribute):
+            return False
+        method, base = value.func.attr, value.func.value
+        if method in _FRESH and not any(keyword.arg == "out" for keyword in value.keywords):
+            return ast.unparse(base) in ("torch", "F", "nn.functional", "torch.nn.functional")
+        if method == "contiguous":
+            return not value.keywords and not value.args
+        if function.on_self(base):
+            return self._method(function, method)
+        return method in _SAME_MEMORY and self(function, base)
+
+    def _name(self, function: Function, name: str) -> bool:
+        """Whether every assignment to a local name makes it so; one that rests on the name itself adds nothing."""
+        if (function, name) in self._open:
+            return True
+        arguments = function.node.args
+        given = name in {a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
+        if given and function not in self.makers:
+            return False
+        stores = _stores(function.node, name)
+        self._open.add((function, name))
+        try:
+            return (given or bool(stores)) and all(self._stored(function, store) for store in stores)
+        finally:
+            self._open.discard((function, name))
+
+    def _stored(self, function: Function, store: ast.AST) -> bool:
+        made = function.parents[store]
+        if isinstance(made, ast.AugAssign):
+            return True  # in place: what it was before is judged by its own assignment
+        return isinstance(made, ast.Assign) and len(made.targets) == 1 and self(function, made.value)
+
+    def _method(self, function: Function, name: str) -> bool:
+        """Whether every method of that name returns such a tensor."""
+        called = [f for f in self.code.functions if f.owner is not None and f.node.name == name]
+        returns = [(f, n) for f in called for n in ast.walk(f.node) if isinstance(n, ast.Return)]
+        return bool(returns) and all(n.value is not None and self(f, n.value) for f, n in returns)
+
+
+def _last_assignment(function: Function, name: ast.Name) -> ast.expr | None:
+    """What a name was last set to before it is read, where that happened in the same block; else None."""
+    statement = next((n for n in function.ancestors(name) if isinstance(n, ast.stmt)), function.node)
+    if statement is function.node:
+        return None
     same = block(function, statement)
     for before in reversed(same[: same.index(statement)]):
-        if any(names(n, value.id) and isinstance(n.ctx, ast.Store) for n in ast.walk(before)):  # type: ignore[attr-defined]
-            alone = isinstance(before, ast.Assign) and len(before.targets) == 1 and names(before.targets[0], value.id)
-            return alone and made_whole(function, before.value)  # type: ignore[attr-defined]
-    return False
+        if _stores(before, name.id):
+            alone = isinstance(before, ast.Assign) and len(before.targets) == 1 and names(before.targets[0], name.id)
+            return before.value if alone else None  # type: ignore[attr-defined]
+    return None
+
+
+def _stores(node: ast.AST, name: str) -> list[ast.AST]:
+    return [n for n in ast.walk(node) if names(n, name) and isinstance(n.ctx, ast.Store)]  # type: ignore[attr-defined]
 
 
 def names(node: ast.AST, name: str) -> bool:

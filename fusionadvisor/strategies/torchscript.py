@@ -1,9 +1,11 @@
 """Script the model, else trace it, then freeze."""
 
 import copy
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -108,10 +110,15 @@ def _try_trace(subject: Subject) -> Refusal | None:
             warnings.simplefilter("always")
             torch.jit.freeze(_trace(copy.deepcopy(subject.model), subject.calls[0]))
     except _FAILURES as error:
+        if found := re.match(r"Tracer cannot infer type of (\w+)\(", str(error)):
+            reason = f"The model returns a {found[1]}, which a trace cannot: have it return a tuple or a dictionary."
+            return Refusal("trace", reason)
         return Refusal("trace", f"Tracing failed: {_first_line(error)}")
     for warning in caught:
         if issubclass(warning.category, TracerWarning):
-            reason = f"The tracer would bake a value in: {str(warning.message).splitlines()[0]}"
+            what = str(warning.message).splitlines()[0].partition(" might ")[0]
+            place = f"{warning.filename.rpartition('/')[2]}:{warning.lineno}"
+            reason = f"A trace would hold what the first input gave at {place}: {what}."
             return Refusal("trace", reason, Source(warning.filename, warning.lineno))
     return None
 
@@ -126,18 +133,24 @@ def _untraceable(subject: Subject) -> Refusal | None:
         for op in graph.ops:
             if op.sync:
                 where = Source(op.source.file, op.source.line) if op.source else None
-                reason = f"{op.name} reads a value back to Python: a trace would hold what it was."
+                reason = f"{_place(op)} reads a value back to Python ({op.name}): a trace would hold what it was."
                 return Refusal("trace", reason, where)
-        if _path(graph) != _path(subject.graphs[0]):
-            return Refusal("trace", "Different inputs run different ops: a trace holds only one path.")
+        if (other := _parting(subject.graphs[0], graph)) is not None:
+            place = f"{_place(other)} ({other.name})"
+            return Refusal("trace", f"Different inputs run different ops, first at {place}: a trace holds one path.")
     return None
 
 
-def _path(graph: FlowGraph) -> list[tuple[str, str]]:
-    def key(op: Op) -> tuple[str, str]:
-        return op.name, op.module
+def _parting(one: FlowGraph, other: FlowGraph) -> Op | None:
+    """The first op that is not the same in both recordings."""
+    for a, b in zip_longest(one.ops, other.ops):
+        if a is None or b is None or (a.name, a.module) != (b.name, b.module):
+            return a or b
+    return None
 
-    return [key(op) for op in graph.ops]
+
+def _place(op: Op) -> str:
+    return f"{op.source.file.rpartition('/')[2]}:{op.source.line}" if op.source else op.module or "the model"
 
 
 def _trace(model: nn.Module, call: Call) -> Any:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch._dynamo import trace_rules
 
 from fusionadvisor import strategies
-from fusionadvisor.errors import InputError
+from fusionadvisor.errors import InputError, StrategyError
 from fusionadvisor.evaluate import kernels
 from fusionadvisor.strategies import compile as module
 from fusionadvisor.strategies.base import Plan
@@ -229,3 +229,13 @@ def test_generated_code_computes_the_same_and_counts_kernels() -> None:
         run = kernels.count(lambda: candidate(*given.calls[0].args), "cpu")
         assert any(name.startswith("cpp_fused") for name in run)
         assert run == kernels.count(lambda: candidate(*given.calls[0].args), "cpu")
+
+
+def test_what_torch_itself_fails_at_is_refused_in_its_words() -> None:
+    def broken(*_: object) -> None:
+        raise KeyError("buf14")
+
+    stack = nn.Sequential(nn.Linear(8, 8), nn.GELU())
+    module.compile_at(stack, backend=broken)
+    with pytest.raises(StrategyError, match=r"itself fails on this model: .*buf14"):
+        Compile().first_call(lambda: stack(torch.randn(2, 8)))

@@ -297,8 +297,24 @@ def test_what_is_done_with_the_layers_or_their_outputs() -> None:
         def forward(self, x: Tensor) -> Any:
             y, z = self.one(x), self.two(x)
             if x.mean() > 50:
-                y = y.contiguous()
-                y = y.view(-1)
+                w = y.contiguous()
+                if x.mean() > 60:
+                    w = w.view(-1)
+                w = self.doubled(y).view(-1, 2)
+                return w.view(-1) + x.view(-1)
+            return y.sin() * z.cos().mean()
+
+        def doubled(self, y: Tensor) -> Tensor:
+            return y * 2
+
+    class Sometimes(Plain):
+        def forward(self, x: Tensor) -> Any:
+            y, z = self.one(x), self.two(x)
+            if x.mean() > 50:
+                w = y.contiguous()
+                if x.mean() > 60:
+                    w = y
+                y = w.view(-1)
             return y.sin() * z.cos().mean()
 
     class Read(Plain):
@@ -317,6 +333,7 @@ def test_what_is_done_with_the_layers_or_their_outputs() -> None:
     assert "returned or kept" in plan_reasons(Returned(*pair))
     assert "viewed (line" in plan_reasons(Viewed(*pair))
     assert "which no input reached" in plan_reasons(Unseen(*pair))
+    assert "which no input reached" in plan_reasons(Sometimes(*pair))
     assert len(Horizontal().plan(subject(MadeWhole(*pair).eval(), (8,))).sites) == 1
     assert "also read by" in plan_reasons(Read(*pair))
     assert plan_reasons(Overwritten(*pair)) == ""  # they read different values: no candidates at all

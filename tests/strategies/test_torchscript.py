@@ -83,7 +83,7 @@ class Iterates(Unscriptable):
     [
         (Branches, "reads a value back"),
         (SameBranch, "reads a value back"),
-        (ByShape, "bake a value in"),
+        (ByShape, "would hold what the first input gave at test_torchscript.py:"),
         (Counts, "Different inputs run different ops"),
         (Iterates, "Different inputs run different ops"),
     ],
