@@ -21,6 +21,9 @@ _OWN = str(Path(__file__).parents[1]) + os.sep
 _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
 _SITE = tuple({sysconfig.get_paths()[kind] + os.sep for kind in ("purelib", "platlib")})
 
+_PARSER = tuple(site + "typer" + os.sep for site in _SITE)
+"""What calls this program's commands: the innermost frame left where a model has no Python code, as TorchScript."""
+
 _PHASE_FILES: dict[str, Phase] = {
     "optim/": "optimizer",
     "nn/utils/clip_grad.py": "optimizer",
@@ -46,7 +49,7 @@ _phase_of_file: dict[str, Phase | None] = {}
 def is_user_file(name: str) -> bool:
     """Whether a frame's file is neither torch's, nor the standard library's, nor this package's, nor generated."""
     # generated code has a name in angle brackets and no line anyone could open
-    if name.startswith(("<", _TORCH, _OWN)):
+    if name.startswith(("<", _TORCH, _OWN, *_PARSER)):
         return False
     return not name.startswith(_STDLIB) or name.startswith(_SITE)
 

@@ -44,5 +44,6 @@ class Kept:
             parameter.grad = gradient
         for module, training, parameters, buffers in self._modules:
             module.training = training
-            module._parameters.update(parameters)
-            module._buffers.update(buffers)
+            if not isinstance(module, torch.jit.ScriptModule):  # whose tensors cannot be exchanged
+                module._parameters.update(parameters)
+                module._buffers.update(buffers)

@@ -68,6 +68,23 @@ def test_predict_for_a_gpu_that_is_not_here(cli: Cli, tmp_path: Path) -> None:
     assert "nonsense" in ran.err
 
 
+@pytest.mark.parametrize("how", [("--device", "cpu"), ("--gpu", "h100")])
+def test_models_that_come_whole(cli: Cli, tmp_path: Path, how: tuple[str, str]) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()).eval()
+    torch.jit.save(torch.jit.script(model), "script.pt")
+    torch.export.save(torch.export.export(model, (torch.randn(4, 8),)), "program.pt2")
+    torch.save(model, "whole.pt")
+    for name, more in (("script.pt", ["--input", "[4,8]"]), ("program.pt2", []), ("whole.pt", ["--trust"])):
+        ran = cli("profile", name, *more, *how, "--json", "r.json")
+        assert ran.code == 0, ran.err
+        report = codec.read(tmp_path / "r.json")
+        assert report.timeline is not None
+        steps = report.timeline.steps
+        layers = [op for op in report.timeline.kernels.op if op in ("aten::linear", "aten::addmm")]
+        assert len(layers) == steps, name
+        assert not any("typer" in f.source.file for f in report.findings if f.source)
+
+
 def test_a_table_of_batch_sizes(cli: Cli, tmp_path: Path) -> None:
     target = f"{SAMPLES}/simple_mlp.py"
     ran = cli("profile", target, "--batch", "4, 16", "--device", "cpu", "--steps", "1", "--json", "r.json")
