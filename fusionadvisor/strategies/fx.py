@@ -28,9 +28,11 @@ _FAILURES = (
     KeyError,
     IndexError,
     AssertionError,
+    NameError,
     NotImplementedError,
 )
-"""What the front-ends raise on code they do not understand (fx's TraceError is a ValueError)."""
+"""What the front-ends raise on code they do not understand: fx's TraceError is a ValueError, and a module that is
+called and is not a child of the one captured is a NameError."""
 
 
 @dataclass(frozen=True)

@@ -88,17 +88,18 @@ def _refusal(
         return f"the backward pass of {path} needs its input", None
     for graph in subject.graphs:
         for call in graph.calls_of(path):
-            if reason := _flow(graph, call, subject.mode == "training"):
+            if reason := _flow(subject.model, graph, call, subject.mode == "training"):
                 return reason, Source(call.source.file, call.source.line) if call.source else None
     return always_temporary(code, subject.model, path), None
 
 
-def _flow(graph: FlowGraph, call: ModuleCall, training: bool) -> str:
+def _flow(model: nn.Module, graph: FlowGraph, call: ModuleCall, training: bool) -> str:
     value = graph.values[call.inputs[0]]
     producer = graph.producer(value.id)
     if value.role != "activation" or producer is None:
         return f"the input of {call.module} exists outside the model ({value.role} {value.name})".replace(" )", ")")
-    if producer.view:
+    # of more than two dimensions a linear layer returns a view of its product, which nobody else holds
+    if producer.view and type(model.get_submodule(producer.module)) is not nn.Linear:
         return f"the input of {call.module} is a view ({producer.name})"
     if any(stride == 0 and size > 1 for size, stride in zip(value.shape, value.strides, strict=True)):
         return f"the input of {call.module} is expanded: several elements share one place in memory"

@@ -249,6 +249,32 @@ def test_a_part_that_reads_what_its_surroundings_change_is_refused() -> None:
     assert "changes gain, which test_fx.py:" in plan.refused[0].reason
 
 
+class Borrows(nn.Module):
+    """Calls a module that is not among its own."""
+
+    def __init__(self, other: nn.Module) -> None:
+        super().__init__()
+        self.others = (other,)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.others[0](x)
+
+
+class Lends(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.gate = nn.Linear(4, 4), Gate()
+        self.borrows = Borrows(self.linear)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.gate(self.borrows(x)) if x.sum() < 1e9 else x
+
+
+def test_a_part_that_calls_what_is_not_its_own_is_left() -> None:
+    _, plan = applied(fx, subject(Lends().eval(), (4,)))
+    assert [site.members for site in plan.sites] == [("gate",)]
+
+
 def test_refuses_state_hooks_and_training() -> None:
     assert "changes Python state" in fx.plan(subject(Counts().eval(), (4,))).refused[0].reason
     model = nn.Sequential(nn.Linear(4, 4), Part()).eval()

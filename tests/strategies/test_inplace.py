@@ -74,6 +74,26 @@ class OfView(Net):
         return self.relu(x[:, :2]) + x.sum()
 
 
+class Rows(nn.Module):
+    """Of three dimensions, a linear layer returns a view."""
+
+    def __init__(self, bias: bool) -> None:
+        super().__init__()
+        self.linear, self.relu = nn.Linear(8, 8, bias=bias), nn.ReLU()
+
+    def forward(self, x: Tensor) -> Any:
+        return self.relu(self.linear(x)) + x
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_view_that_a_linear_layer_returns_may_be_overwritten(bias: bool) -> None:
+    given = subject(Rows(bias).eval(), (5, 8))
+    assert any(op.view for op in given.graphs[0].ops if op.module == "linear")
+    candidate, plan = applied(InPlace(), given)
+    assert [site.members for site in plan.sites] == [("relu",)]
+    assert candidate.relu.inplace
+
+
 class OfParameter(Net):
     def forward(self, x: Tensor) -> Any:
         return x + self.relu(self.conv1.weight).sum()
