@@ -91,7 +91,7 @@ def test_the_view_that_a_linear_layer_returns_may_be_overwritten(bias: bool) -> 
     assert any(op.view for op in given.graphs[0].ops if op.module == "linear")
     candidate, plan = applied(InPlace(), given)
     assert [site.members for site in plan.sites] == [("relu",)]
-    assert candidate.relu.inplace
+    assert candidate.relu.inplace  # type: ignore[union-attr]
 
 
 class OfParameter(Net):
