@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from benchmarks.zoo import check, forked, models
-from benchmarks.zoo.one import Plain, commit
+from benchmarks.zoo.one import Plain, commit, named
 from fusionadvisor.evaluate.bench import SHORTEST_SAMPLE_S, ratio
 from fusionadvisor.evaluate.trial import with_steps
 from fusionadvisor.recipe import Step
@@ -127,10 +127,9 @@ def compare(name: str, steps: tuple[Step, ...], folder: Path) -> Plain:
 def _draws(name: str, program: Program) -> Iterator[Callable[[], Inputs]]:
     """Inputs the arms were not made with: others of the same shape, another batch size, padding."""
     if name not in models.CONFIGS:
-        names = program._names
-        yield lambda: dict(program.call(torch.initial_seed() % 1000).tensors(names))
+        yield lambda: named(program, torch.initial_seed())
         if program.batchable:
-            yield lambda: dict(program.call(torch.initial_seed() % 1000, batch=3).tensors(names))
+            yield lambda: named(program, torch.initial_seed(), 3)
         return
     yield partial(models.inputs, name)
     yield lambda: {key: torch.cat([value, value[:1]]) for key, value in models.inputs(name).items()}

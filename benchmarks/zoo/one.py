@@ -221,9 +221,14 @@ def _checked(name: str, workload: Workload, steps: tuple[Step, ...]) -> check.Ag
 
 
 def _drawn(program: Any) -> dict[str, Any]:
-    """Inputs of a sample: as its own file draws them, under this seed."""
-    call = program.source._make(torch.initial_seed())
-    return dict(call.tensors(program._names))
+    """Inputs of a sample: fresh ones, of this seed."""
+    return named(program, torch.initial_seed())
+
+
+def named(program: Any, seed: int, batch: int | None = None) -> dict[str, Any]:
+    """A call's tensors by the names that forward gives them."""
+    call = program.call(seed, batch)
+    return {spec.name: tensor for spec, (_, tensor) in zip(program.specs(call), call.tensors(), strict=True)}
 
 
 def _step(program: Any, model: Any, batch: Any) -> Any:
