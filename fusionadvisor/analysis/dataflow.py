@@ -1,6 +1,8 @@
 """Dataflow: the nodes of a timeline and what feeds what, proven by a FlowGraph or assumed from shapes."""
 
+from bisect import bisect_right
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -114,7 +116,7 @@ def build(timeline: "Timeline", flow: FlowGraph | None = None) -> Dataflow:
         if proven and flow is not None:
             _add_proven(nodes, rows, ancestry, flow)
         else:
-            _add_assumed(nodes, rows, ancestry)
+            _add_assumed(nodes, rows, ancestry, timeline.calls)
     return Dataflow(tuple(nodes), "proven" if proven else "assumed", proven or any(n.reads for n in nodes))
 
 
@@ -145,6 +147,7 @@ class _Ancestry:
         self._parent: list[int] = ops["parent"].tolist()
         self._columns: list[list[Any]] = [ops[c].tolist() for c in ("shapes", "dtypes", "strides", "concrete")]
         self._signatures: dict[tuple[Any, ...], Signature] = {}
+        self.start_ns: list[int] = ops["start_ns"].tolist()
         names = ops["name"]
         self._names: list[Any] = names.astype(object).tolist()
         self._known: dict[int, str] = {}
@@ -187,10 +190,14 @@ class _Ancestry:
         return self._known[op_id]
 
 
-def _add_assumed(nodes: list[Node], rows: _Rows, ancestry: _Ancestry) -> None:
-    pool, last = Pool(), -1
+def _add_assumed(nodes: list[Node], rows: _Rows, ancestry: _Ancestry, calls: Sequence[int]) -> None:
+    pool, last, call = Pool(), -1, 0
     for batch in _batches(rows, use_flow=False):
         op_id = rows.op_id[batch[0]]
+        # what equal shapes say of two calls of the whole model is chance: each begins with nothing made yet
+        now = bisect_right(calls, ancestry.start_ns[op_id]) if calls and op_id >= 0 else call
+        if now > call:
+            pool, call = Pool(), now
         outer = ancestry.outer(op_id)
         if op_id >= 0 and op_id == last:
             nodes.append(_node(len(nodes), rows, batch, HELPER, NO_READS, outer))

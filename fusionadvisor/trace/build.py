@@ -74,6 +74,7 @@ def build(raw: RawTrace, *, stand_ins: bool = False) -> Timeline:
         lost=tuple(lost),
         name=raw.name,
         rank=rank(raw),
+        calls=tuple(ops.module_calls.tolist()),
         versions=versions(raw),
     )
 

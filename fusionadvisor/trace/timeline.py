@@ -152,6 +152,8 @@ class Timeline:
     """What a damaged file cost, one sentence each."""
     name: str = ""
     rank: int | None = None
+    calls: tuple[int, ...] = ()
+    """When each call of the outermost module began, in ns; empty where modules were not recorded."""
     versions: dict[str, str] = field(default_factory=dict)
     """Versions the trace states: torch, cuda, driver."""
 

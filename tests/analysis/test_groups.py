@@ -210,3 +210,12 @@ def test_groups_of_equal_steps_are_told_apart_in_the_kernel_table() -> None:
     column = engine.run(facts).group_of_kernel
     assert column is not None
     assert column.tolist() == [0, 0, 1, 1]
+
+
+def test_nothing_flows_from_one_call_of_the_model_to_the_next() -> None:
+    """add → relu, twice in one step: by shape alone the second add could read the first relu's result."""
+    once = [call("aten::add", X, X, "1"), call("aten::relu", X)]
+    recorded = timeline([*once, *once])
+    assert [len(group.nodes) for group in Facts(recorded).groups] == [4]
+    called = replace(recorded, ops=recorded.ops.assign(start_ns=[10, 20, 110, 120]), calls=(5, 105))
+    assert [len(group.nodes) for group in Facts(called).groups] == [2, 2]
