@@ -1,6 +1,6 @@
-"""Measure horizontal merging and fused attention against the models they were made from.
+"""Measure horizontal merging, batched products and fused attention against the models they were made from.
 
-python benchmarks/merging.py [--json benchmarks/results/merging.json]
+python benchmarks/merging.py [--json benchmarks/results/merging.json] [--only "experts"]
 
 Each row is one model at one batch size: baseline, a copy of it and the candidate in turns, so that what two equal
 copies differ by on this machine (the A/A band) stands beside every gain.
@@ -53,6 +53,17 @@ class Attention(Qkv):
         return (torch.softmax(scores, dim=-1) @ v).transpose(1, 2).reshape(b, n, width)
 
 
+class Experts(nn.Module):
+    """Eight layers in a loop, each on a slice of its own."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(width, width) for _ in range(8))
+
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+        return torch.relu(torch.stack([expert(x[:, i]) for i, expert in enumerate(self.experts)], dim=1))
+
+
 def sample(size: int) -> Callable[[], tuple[nn.Module, tuple[int, ...]]]:
     """The sample model of three convolutions, on images of this size."""
     return lambda: (build(resolve(str(ROOT / "sample_models" / "multi_conv.py"))).model, (3, size, size))
@@ -62,6 +73,7 @@ CASES: dict[str, tuple[tuple[str, ...], Callable[[], tuple[nn.Module, tuple[int,
     "qkv, 1 token": (("horizontal",), lambda: (Qkv(), (1, 128))),
     "qkv, 16 tokens": (("horizontal",), lambda: (Qkv(), (16, 128))),
     "multi_conv, 16x16": (("horizontal",), sample(16)),
+    "experts, 8 of 64 wide": (("horizontal",), lambda: (Experts(), (8, 64))),
     "attention, 32 tokens": (("sdpa",), lambda: (Attention(), (32, 128))),
     "attention, 32 tokens, both": (("horizontal", "sdpa"), lambda: (Attention(), (32, 128))),
 }
@@ -106,6 +118,7 @@ def measured(
         "speedup": round(result.speedup.median, 3), "ci95": [round(x, 3) for x in result.speedup.ci95],
         "aa_band": [round(x, 3) for x in result.speedup.aa_band], "verdict": result.verdict,
         "ops_before": ops(model, call), "ops_after": ops(candidate, call),
+        "threads": torch.get_num_threads(),
         "error_before": float(f"{errors[0]:.2g}"), "error_after": float(f"{errors[1]:.2g}"),
     }  # fmt: skip
 
@@ -114,11 +127,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--budget", type=float, default=4.0, help="seconds a row")
+    parser.add_argument("--only", default="", help="cases whose name starts so; the others' rows stay as they are")
     given = parser.parse_args()
     torch.manual_seed(0)
     rows: dict[str, dict[str, dict[str, object]]] = {}
+    before = json.loads(given.json.read_text()) if given.only and given.json else {}
+    rows |= before.get("rows", {})
     with torch.no_grad():
         for name, (steps, make) in CASES.items():
+            if not name.startswith(given.only):
+                continue
             for batch in BATCHES:
                 model, shape = make()
                 row = measured(steps, model.eval(), shape, batch, given.budget)
@@ -127,7 +145,7 @@ def main() -> None:
     result = {
         "torch": torch.__version__, "python": platform.python_version(), "threads": torch.get_num_threads(),
         "machine": f"{os.cpu_count()} shared {platform.machine()} cores, no GPU, other work running", "rows": rows,
-    }  # fmt: skip
+    } | {key: value for key, value in before.items() if key != "rows"}  # fmt: skip
     if given.json:
         given.json.write_text(json.dumps(result, indent=2) + "\n")
 
