@@ -290,10 +290,12 @@ def check(
     original = copy.deepcopy(model)
     for _ in range(12):
         one = call(2, generator_shift(generator))
+        torch.manual_seed(seed)  # what draws random numbers draws the same
         try:
             want = leaves(original(one.args[0].clone()))
         except (RuntimeError, ValueError):
             continue
+        torch.manual_seed(seed)
         got = leaves(candidate(one.args[0].clone()))
         for a, b in zip(want, got, strict=True):
             if a.shape != b.shape or not torch.allclose(a, b, rtol=1e-9, atol=1e-9, equal_nan=True):
