@@ -15,8 +15,10 @@ import copy
 import json
 import os
 import random
+import re
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -237,10 +239,68 @@ def _one(name: str, folder: Path, path: Path) -> None:
     print(f"{time.strftime('%H:%M')} {name}: {json.dumps({k: v for k, v in found.items() if k != 'name'})}", flush=True)
 
 
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+
 def write(folder: Path) -> None:
-    """The table of what there is."""
-    rows = [json.loads(path.read_text()) for path in sorted(folder.glob("*.peers.json"))]
-    (RESULTS / "peers.json").write_text(json.dumps(rows, indent=1) + "\n")
+    """Write ``results/peers.json`` and ``results/peers.md`` from what there is."""
+    found = [folder / f"{name}.peers.json" for name, mode in models.rows() if mode == "inference"]
+    rows = [json.loads(path.read_text()) for path in found if path.exists()]
+    if rows:
+        (RESULTS / "peers.json").write_text(json.dumps(rows, indent=1) + "\n")
+        (RESULTS / "peers.md").write_text("\n".join(_page(rows)) + "\n")
+
+
+def _page(rows: list[Plain]) -> Iterator[str]:
+    done = [row for row in rows if "ratios" in row]
+    verdicts = Counter(row.get("verdict", "no right peer") for row in done)
+    summary = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.most_common())
+    told = [(row["name"], arm, text) for row in done for arm, text in row["told"].items()]
+    yield from (
+        "# `auto` beside its peers",
+        "",
+        f"{len(done)} models of the zoo, forward on two shared CPU cores with other work on them, one thread, torch "
+        f"2.13; all arms in one process, in turns, {ROUNDS} rounds. Ratios are the original's time over the arm's, "
+        "from pairs, with the 95 % interval; the band is what two copies of the original differed by. Where `auto` "
+        "kept nothing its arm is the original itself. The best peer is the fastest whose outputs are right.",
+        "",
+        f"**`auto` against the best right peer: {summary}.**",
+        "",
+        "| model | auto kept | auto | " + " | ".join(PEERS) + " | band | best right peer | auto over it |",
+        "|---|---|---:|" + "---:|" * len(PEERS) + "---|---|---|",
+        *map(_line, done),
+        "",
+        "## Who is wrong or fails, and why",
+        "",
+        *_failures(told),
+        "",
+        *(f"- {row['name']} could not be compared: {row['failed'].splitlines()[0]}" for row in rows if "failed" in row),
+    )
+
+
+def _line(row: Plain) -> str:
+    cells = [row["name"], " + ".join(row["auto"]) or "nothing"]
+    for arm in ("auto", *PEERS):
+        word = row["told"].get(arm, "").partition(":")[0]
+        known = row["ratios"].get(arm)
+        number = f"{known[0]:.2f} ({known[1]:.2f}–{known[2]:.2f})" if known else ""
+        cells.append(f"{number} {word}".strip() or ("1" if arm == "auto" else ""))
+    band = next(iter(row["ratios"].values()), [0, 0, 0, 0, 0])[3:5]
+    against = row.get("against")
+    over = f"{against[0]:.2f} ({against[1]:.2f}–{against[2]:.2f}): {row['verdict']}" if against else ""
+    cells += [f"{band[0]:.2f}–{band[1]:.2f}", row["best"] or "none", over]
+    return "| " + " | ".join(cells) + " |"
+
+
+def _failures(told: list[tuple[str, str, str]]) -> Iterator[str]:
+    """Each way to be wrong once, with the models it was seen on."""
+    found: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for name, arm, text in told:
+        kind = re.sub(r"[\d.e+-]+|'[^']*'|\(.*", "#", text)
+        found.setdefault((arm, kind), []).append((name, text))
+    for (arm, _), seen in sorted(found.items(), key=lambda item: (item[0][0], -len(item[1]))):
+        names = ", ".join(name for name, _ in seen)
+        yield f"- `{arm}` {' '.join(seen[0][1].split())} ({names})"
 
 
 if __name__ == "__main__":
