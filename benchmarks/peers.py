@@ -74,7 +74,8 @@ def ao_fused(model: nn.Module, _: Inputs) -> nn.Module:
     lists = list(_neighbours(model))
     if not lists:
         raise ValueError("there is nothing to list: no convolution is registered before a batch norm")
-    return fuse_modules(model, lists)
+    fused: nn.Module = fuse_modules(model, lists)  # type: ignore[no-untyped-call]
+    return fused
 
 
 def _neighbours(model: nn.Module) -> Iterator[list[str]]:

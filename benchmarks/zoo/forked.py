@@ -98,7 +98,7 @@ def _child(function: Callable[[], Any], pipe: int) -> None:
 
 def _read(pipe: int, deadline: float) -> bytes | None:
     """Everything up to the end of the pipe; None where the deadline comes first."""
-    parts = []
+    parts: list[bytes] = []
     while (left := deadline - time.monotonic()) > 0:
         if not select.select([pipe], [], [], left)[0]:
             break
