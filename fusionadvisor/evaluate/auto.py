@@ -112,7 +112,7 @@ class Search:
                 base = self._tried(strategy, base) or base
         alone = self._hidden(edits) if base.steps else []
         todo = [(strategy, base) for strategy in quick]
-        todo += [(strategy, Chain()) for strategy in (*alone, *(quick if base.steps else ()))]
+        todo += [(strategy, Chain()) for strategy in (*(quick if base.steps else ()), *alone)]
         for strategy, on in todo:
             self._tried(strategy, on)
         slow = [strategy for strategy in wrappers if strategy.slow]
