@@ -161,7 +161,7 @@ def test_formulas_on_the_page_are_those_of_the_code() -> None:
         f"| slowest | √({cost.SLOW_START_US:g}² + (*B* / ({cost.SLOW_FRACTION:g} *BW*))²); twice that",
         f"fewer than {cost.FEW_ROWS} rows",
         f"start = max(previous end + {launch.GAP_US:g} µs, launch + {launch.LAUNCH_TO_START_US:g} µs)",
-        f"({cost.GEMM_START_US:g} µs)",
+        f"{cost.GEMM_START_US:g} µs to start",
         f"less than {Rule.worth_us:g} µs a step or {Rule.worth_share * 100:g} % of it",
     ):
         assert words in page

@@ -27,7 +27,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(installed: Path, *words: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(installed), str(ROOT)])
-    env = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+    env = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "PYTEST_ADDOPTS": ""}
     return subprocess.run(
         [sys.executable, *words], capture_output=True, text=True, cwd=installed, env=env, check=False
     )  # fmt: skip

@@ -52,7 +52,7 @@ def probe() -> Environment:
 
 
 @cache
-def measure_copy_gbs(device: str = "cuda") -> float:
+def measure_copy_gbs(device: str = "cuda") -> float:  # gpu-only: times a copy on the device
     """Bandwidth of a device-to-device copy in GB/s (1e9 bytes), reads and writes both counted; median of 20."""
     source = torch.empty(COPY_BYTES, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)

@@ -99,7 +99,7 @@ def _timed(run: Callable[[], object], program: Program) -> float:
 
 
 def _synchronize(program: Program) -> None:
-    if torch.device(program.workload.device).type == "cuda":
+    if torch.device(program.workload.device).type == "cuda":  # gpu-only: waits for a CUDA device
         torch.cuda.synchronize(program.workload.device)
 
 

@@ -56,7 +56,7 @@ class CpuClock:
         return time.perf_counter()
 
 
-class CudaClock(CpuClock):
+class CudaClock(CpuClock):  # gpu-only: waits for a CUDA device
     """Wall time with the device idle before and after each call: the latency a caller waits for."""
 
     def seconds(self, run: Run, calls: int) -> float:
@@ -73,7 +73,7 @@ class CudaClock(CpuClock):
         return total
 
 
-class QueuedCudaClock(CpuClock):
+class QueuedCudaClock(CpuClock):  # gpu-only: waits for a CUDA device
     """Wall time of many calls in a queue, the device waited for only at the end: what a busy server sees."""
 
     def seconds(self, run: Run, calls: int) -> float:

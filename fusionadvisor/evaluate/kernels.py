@@ -28,12 +28,12 @@ def count(run: Callable[[], object], device: str) -> Counter[str]:
     """
     cuda = device.startswith("cuda")
     run()
-    if cuda:
+    if cuda:  # gpu-only: waits for a CUDA device
         torch.cuda.synchronize()
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
     with generated.named(), torch.profiler.profile(activities=activities) as profile:
         run()
-        if cuda:
+        if cuda:  # gpu-only: waits for a CUDA device
             torch.cuda.synchronize()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"

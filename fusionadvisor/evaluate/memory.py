@@ -11,7 +11,7 @@ _EVENT = "[memory]"
 
 def peak_bytes(run: Callable[[], object], device: str) -> int:
     """Run once and return the largest sum of bytes allocated and not yet released meanwhile, on the device."""
-    if device.startswith("cuda"):
+    if device.startswith("cuda"):  # gpu-only: asks the CUDA allocator
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()

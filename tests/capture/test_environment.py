@@ -1,6 +1,7 @@
 """What doctor finds out."""
 
 import platform
+from pathlib import Path
 
 import pytest
 import torch
@@ -44,3 +45,75 @@ def test_a_cpu_build_is_named_as_such() -> None:
     build = next(check for check in diagnose() if check.name == "CUDA build")
     assert build.ok is False
     assert "without CUDA" in build.detail
+
+
+class Properties:
+    """What torch says of a device."""
+
+    name = "NVIDIA Test GPU"
+    major, minor = 9, 0
+    total_memory = 80_000_000_000
+
+
+ANSWERS = {"driver_version": "580.1", "clocks.sm": "345", "clocks.max.sm": "1980"}
+
+
+def nvidia_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    program = folder / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+
+
+@pytest.fixture
+def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with one GPU, as far as torch and the driver's own tool say."""
+    cases = " ".join(f"*{field},*|*={field}\\ *) echo {value};;" for field, value in ANSWERS.items())
+    nvidia_smi(tmp_path, monkeypatch, f'case "$* " in {cases} esac')
+    for name, value in {
+        "is_available": True, "current_device": 0, "device_count": 1, "get_device_name": "NVIDIA Test GPU",
+        "get_device_properties": Properties,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+    monkeypatch.setattr(environment, "measure_copy_gbs", lambda: 2850.0)
+    monkeypatch.setattr(environment, "_recorded", lambda *_: 3)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+
+
+@pytest.mark.usefixtures("gpu")
+def test_the_probe_tells_a_gpu() -> None:
+    found = probe()
+    assert (found.gpu, found.gpu_count, found.compute_capability) == ("NVIDIA Test GPU", 1, "9.0")
+    assert (found.memory_gb, found.driver, found.copy_gbs) == (80.0, "580.1", 2850.0)
+    assert found.clocks == "SM 345 of 1980 MHz"
+
+
+@pytest.mark.usefixtures("gpu")
+def test_all_is_well_on_a_machine_with_a_gpu() -> None:
+    assert {check.name: (check.ok, check.detail) for check in diagnose()} == {
+        "torch": (True, f"{torch.__version__} on Python {platform.python_version()}"),
+        "CUDA build": (True, "built for CUDA 13.0"),
+        "driver": (True, "NVIDIA driver 580.1"),
+        "GPU": (True, "NVIDIA Test GPU"),
+        "profiler, CPU ops": (True, "recorded"),
+        "profiler, GPU kernels": (True, "recorded (CUPTI works)"),
+        "copy bandwidth": (True, "2850 GB/s"),
+    }
+
+
+@pytest.mark.usefixtures("gpu")
+def test_what_stands_between_torch_and_its_gpu_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise RuntimeError("CUPTI_ERROR_INSUFFICIENT_PRIVILEGES\nand more")
+
+    monkeypatch.setattr(environment, "_recorded", refuse)
+    kernels = environment._records_gpu()
+    assert (kernels.ok, kernels.detail) == (False, "CUPTI_ERROR_INSUFFICIENT_PRIVILEGES")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert environment._device().detail == "CUDA_VISIBLE_DEVICES is ''"
+    nvidia_smi(tmp_path, monkeypatch, "echo 'no devices were found'; exit 9")
+    driver = environment._driver()
+    assert (driver.ok, driver.remedy) == (False, "Run where a GPU and its driver are.")
+    monkeypatch.setattr(torch.version, "hip", "6.2")
+    assert environment._cuda_build().detail == "built for ROCm 6.2"
