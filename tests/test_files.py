@@ -16,6 +16,7 @@ from pathlib import Path
 from fusionadvisor.files import write_atomically
 while True:
     write_atomically(Path(sys.argv[1]), "b" * int(sys.argv[2]))
+    print("written", flush=True)
 """
 
 
@@ -24,10 +25,15 @@ def test_a_killed_writer_leaves_no_half_written_file(tmp_path: Path) -> None:
     write_atomically(target, "a" * SIZE)
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     for delay in range(12):
-        writer = subprocess.Popen([sys.executable, "-c", WRITER, str(target), str(SIZE)], env=environment)
-        time.sleep(0.15 + delay * 0.017)
+        writer = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(target), str(SIZE)], env=environment, stdout=subprocess.PIPE
+        )
+        assert writer.stdout
+        writer.stdout.readline()
+        time.sleep(delay * 0.001)  # each time elsewhere in the next write
         writer.kill()
         writer.wait()
+        writer.stdout.close()
         for path in tmp_path.iterdir():
             assert path.stat().st_size == SIZE, path
     assert set(target.read_text()) == {"b"}

@@ -433,4 +433,6 @@ def _parse(function: Callable[..., Any]) -> ast.FunctionDef | ast.AsyncFunctionD
 def _trusted(module: str | None) -> bool:
     """Torch's own code, this package's and the standard library's: they reach no module they were not given."""
     root = (module or "").partition(".")[0]
-    return root in ("torch", __name__.partition(".")[0]) or (root in sys.stdlib_module_names and root != "__main__")
+    if root in ("__main__", "builtins"):  # what exec makes without a name of its own says that it is of builtins
+        return False
+    return root in ("torch", __name__.partition(".")[0]) or root in sys.stdlib_module_names

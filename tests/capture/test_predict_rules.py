@@ -226,3 +226,64 @@ def test_a_gpu_is_named_by_the_start_of_its_name(asked: str, got: str) -> None:
 def test_a_number_cut_short_is_another_gpu(asked: str, hint: str) -> None:
     with pytest.raises(InputError, match=hint):
         named(asked)
+
+
+INDEX, MANY = tensor(100, dtype="int64"), tensor(10_000, dtype="int64")
+
+
+def test_writing_through_a_mask_of_one_value_fills() -> None:
+    mask, one = tensor(64, 64, dtype="bool"), tensor(1)
+    assert labels(Call("index_put_", (tensor(64, 64), mask, one), (tensor(64, 64),))) == ["masked_fill"]
+    several = labels(Call("index_put_", (tensor(64, 64), mask, tensor(9)), (tensor(64, 64),)))
+    # the mask is turned into indices first, which the CPU waits for
+    assert several == ["DeviceReduce", "memcpy DtoH", "DeviceCompactInit", "DeviceSelect", "write_indices", "index_put"]
+
+
+def test_adding_up_equal_indices_sorts_them_first() -> None:
+    table = tensor(4000, 1)
+    assert labels(Call("index_put_", (table, INDEX, tensor(100, 1)), (table,))) == ["index_put"]
+    few = Call("index_put_", (table, INDEX, tensor(100, 1)), (table,), arguments={"accumulate": True})
+    assert labels(few) == ["linear_index", "linear_index", "arange", "RadixSortSingleTile", "indexing_backward"]
+    many = Call("index_put_", (table, MANY, tensor(10_000, 1)), (table,), arguments={"accumulate": True})
+    # keys below 4000 have 12 bits, of which a pass takes 8
+    assert labels(many)[3:-1] == [
+        "RadixSortHistogram",
+        "RadixSortExclusiveSum",
+        "RadixSortOnesweep",
+        "RadixSortOnesweep",
+    ]
+
+
+def test_sorting_takes_one_block_or_a_pass_for_every_eight_bits() -> None:
+    short, long = tensor(8, 4096, dtype="float32"), tensor(1, 4097, dtype="float32")
+    assert labels(Call("sort", (short,), (short,), arguments={"dim": -1}))[1:] == ["fill_index", "sort_in_place"]
+    passes = labels(Call("sort", (long,), (long,), arguments={"dim": -1}))
+    assert passes[0] == "fill_reverse_indices"
+    assert passes.count("RadixSortOnesweep") == 32 // 8
+
+
+def test_the_largest_alone_needs_no_sorting() -> None:
+    logits = tensor(4, 32_000)
+    for arguments, launched in (
+        ({"k": 1}, ["gatherTopK"]),
+        ({"k": 50}, ["gatherTopK", "sort_in_place"]),
+        ({"k": 50, "sorted": False}, ["gatherTopK"]),
+    ):
+        assert labels(Call("topk", (logits,), (tensor(4, 50),), arguments=dict(arguments))) == launched
+
+
+def test_scans_of_one_dimension_and_of_all() -> None:
+    rows, flat = tensor(8, 512), tensor(4096)
+    assert labels(Call("cumsum", (rows,), (rows,), arguments={"dim": -1})) == ["tensor_kernel_scan"]
+    assert labels(Call("cumsum", (flat,), (flat,), arguments={"dim": 0})) == ["DeviceScanInit", "DeviceScan"]
+
+
+def test_gradients_of_an_embedding() -> None:
+    gradient, weight = tensor(3072, 64), tensor(1000, 64)
+    few = Call("embedding_dense_backward", (gradient, tensor(3072, dtype="int64")), (weight,))
+    assert labels(few)[-1] == "embedding_backward"
+    assert len(labels(few)) == 2  # zeroed, then added to
+    many = labels(Call("embedding_dense_backward", (tensor(9999, 64), tensor(9999, dtype="int64")), (weight,)))
+    assert many[0] == "arange"
+    assert many.count("RadixSortOnesweep") == 2  # rows below 1000 have 10 bits
+    assert many[-1] == "sum_and_scatter"

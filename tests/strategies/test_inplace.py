@@ -43,13 +43,22 @@ class Functional(Net):
         return y if y.sum() > 0 else y * 2
 
 
+class OfAList(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)])
+
+    def forward(self, x: Tensor) -> Any:
+        return self.relu(self.layers[0](x))
+
+
 class Folded(Net):
     def __init__(self) -> None:
         super().__init__()
         self.bn1 = FoldedNorm()  # type: ignore[assignment]
 
 
-@pytest.mark.parametrize("kind", [Net, Sum, Functional, Folded])
+@pytest.mark.parametrize("kind", [Net, Sum, Functional, OfAList, Folded])
 def test_overwrites_temporaries(kind: type[nn.Module]) -> None:
     candidate, plan = applied(inplace, subject(randomise(kind()).eval(), IMAGE))
     assert [site.name for site in plan.sites] == ["relu"], reasons(plan)
@@ -124,6 +133,31 @@ class Returned(Net):
         return self.relu(y), y
 
 
+class Named(Net):
+    def forward(self, x: Tensor) -> Any:
+        return getattr(self, "re" + "lu")(self.conv1(x))
+
+
+class ByKeyword(Net):
+    def forward(self, x: Tensor) -> Any:
+        return self.relu(input=self.conv1(x))
+
+
+class InTheMiddle(Net):
+    def forward(self, x: Tensor) -> Any:
+        y = self.conv1(x)
+        z = y.sum()
+        y += x
+        return self.relu(y) + z
+
+
+class InALoop(Net):
+    def forward(self, x: Tensor) -> Any:
+        for y in (self.conv1(x),):
+            x = x + self.relu(y)
+        return x
+
+
 class Kept(Net):
     def forward(self, x: Tensor) -> Any:
         self.last = self.conv1(x)
@@ -167,6 +201,10 @@ class Aliased(Net):
         (Sometimes, "may give relu a tensor that is used again"),
         (PassesThrough, "may give relu a tensor that is used again"),
         (Aliased, "may give relu a tensor that is used again"),
+        (Named, "reaches modules without their names"),
+        (ByKeyword, "may give relu a tensor that is used again"),
+        (InTheMiddle, "may give relu a tensor that is used again"),
+        (InALoop, "may give relu a tensor that is used again"),
     ],
 )
 def test_refuses_to_overwrite_what_somebody_may_still_want(kind: type[nn.Module], words: str) -> None:
@@ -182,6 +220,25 @@ def test_refuses_after_what_may_return_its_own_input_and_hooks() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval()
     model[1].register_forward_pre_hook(lambda *_: None)
     assert "hook" in reasons(inplace.plan(subject(model, (4,))))
+
+
+def test_source_that_cannot_be_read_proves_nothing() -> None:
+    made: dict[str, Any] = {"Net": Net}
+    exec("class Typed(Net):\n    def forward(self, x):\n        return self.relu(self.conv1(x))", made)
+    plan = inplace.plan(subject(randomise(made["Typed"]()).eval(), IMAGE))
+    assert "cannot be read, so another use of its input cannot be ruled out" in reasons(plan)
+
+
+def test_first_in_its_sequential_is_given_what_others_hold() -> None:
+    class Around(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tail = nn.Sequential(nn.ReLU(), nn.Conv2d(4, 4, 1))
+
+        def forward(self, x: Tensor) -> Any:
+            return self.tail(self.conv1(x))
+
+    assert "tail.0 comes first in its Sequential" in reasons(inplace.plan(subject(randomise(Around()).eval(), IMAGE)))
 
 
 def training(model: nn.Module) -> Subject:
