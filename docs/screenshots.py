@@ -48,6 +48,7 @@ def svg(name: str) -> str:
     console.print(f"$ fusion-advisor {COMMANDS[name]}", highlight=False)
     for line in terminal.compose(report, WIDTH).lines:
         console.print(line, soft_wrap=True, highlight=False)
+    console.print()  # rich cuts the last line at its baseline
     drawn = console.export_svg(title="fusion-advisor", theme=THEME, unique_id="sample")
     drawn = re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL)  # it would be loaded from elsewhere
     return "".join(f"{line.rstrip()}\n" for line in drawn.splitlines())
