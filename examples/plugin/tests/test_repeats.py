@@ -85,4 +85,4 @@ def test_the_strategy_refuses_where_another_path_is_possible(file: Path) -> None
     assert attempt.outcome == "refused"
     (refused,) = attempt.sites.refused
     assert refused.site == "act"
-    assert "line 13 of Net.forward" in refused.reason
+    assert "net.py:13 (Net.forward)" in refused.reason
