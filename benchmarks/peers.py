@@ -64,7 +64,7 @@ def fx_fused(model: nn.Module, _: Inputs) -> nn.Module:
     """Convolutions and batch norms fused in a symbolic trace."""
     from torch.fx.experimental.optimization import fuse
 
-    return fuse(model)  # type: ignore[no-any-return]
+    return fuse(model)
 
 
 def ao_fused(model: nn.Module, _: Inputs) -> nn.Module:

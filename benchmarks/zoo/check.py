@@ -62,8 +62,8 @@ def steps_agree(
     for seed in seeds:
         torch.manual_seed(seed)
         given = inputs()
-        own, new = (_after(model, step, _copy(given)) for model in (original, candidate))
-        truth = [] if exact is None else _after(exact, step, _wide(given))
+        own, new = (_after(model, step, _copy(given), seed) for model in (original, candidate))
+        truth = [] if exact is None else _after(exact, step, _wide(given), seed)
         pairs.append((own, new, truth))
     return _worst(pairs)
 

@@ -21,10 +21,16 @@ from fusionadvisor.strategies.base import Call
 
 FLOOR = 1e-5
 NO_NUMBER = "the outputs hold no number to compare, so nothing can be verified"
+VANISHING = 1e-6
+"""Of a step's largest gradient. What is smaller is rounding alone, some ten times the precision of float32, as the
+gradient of a key's bias is, which softmax cancels; its error says nothing about the step."""
 SMALL = 1000
 """Outputs with fewer elements have noisier errors."""
 
 Run = Callable[[nn.Module, Call], object]
+
+
+_GRADIENTS = "output['gradients']"
 
 
 class Trained(dict[str, Any]):
@@ -122,13 +128,27 @@ def _compare(own: object, new: object, truth: object, worst: _Worst) -> str:
     truths = [leaf for _, leaf in leaves(truth)]
     if len(truths) != len(own_leaves):
         truths = [None] * len(own_leaves)
+    noise = _noise(own)
     for (path, a), (_, b), c in zip(own_leaves, new_leaves, truths, strict=True):
-        if reason := _compare_leaf(a, b, c, worst):
+        within = noise if path.startswith(_GRADIENTS) else 0.0
+        if reason := _compare_leaf(a, b, c, worst, within):
             return f"{path} {reason}"
     return ""
 
 
-def _compare_leaf(own: Any, new: Any, truth: Any, worst: _Worst) -> str:
+def _noise(own: object) -> float:
+    """What rounding alone can make of a gradient that should vanish: measured against the largest of the step."""
+    if not isinstance(own, Trained):
+        return 0.0
+    found = [
+        _rms(_wide(g))
+        for _, g in leaves(own.get("gradients", {}))
+        if isinstance(g, Tensor) and g.layout is torch.strided
+    ]
+    return VANISHING * max((size for size in found if math.isfinite(size)), default=0.0)
+
+
+def _compare_leaf(own: Any, new: Any, truth: Any, worst: _Worst, noise: float = 0.0) -> str:
     if not isinstance(own, Tensor) or not isinstance(new, Tensor):
         if type(own) is not type(new):
             return f"is {type(new).__name__} instead of {type(own).__name__}"
@@ -148,7 +168,7 @@ def _compare_leaf(own: Any, new: Any, truth: Any, worst: _Worst) -> str:
     for word, mask in (("NaN", torch.isnan), ("infinite", torch.isinf)):
         if not torch.equal(mask(own), mask(new)):
             return f"is {word} where the original is not, or the other way round"
-    return _compare_numbers(own, new, truth, worst)
+    return _compare_numbers(own, new, truth, worst, noise)
 
 
 def _compares(value: object) -> bool:
@@ -160,7 +180,7 @@ def _close(own: float, new: float) -> bool:
     return (math.isnan(own) and math.isnan(new)) or math.isclose(own, new, rel_tol=1e-5, abs_tol=1e-8)
 
 
-def _compare_numbers(own: Tensor, new: Tensor, truth: Any, worst: _Worst) -> str:
+def _compare_numbers(own: Tensor, new: Tensor, truth: Any, worst: _Worst, noise: float) -> str:
     finite = torch.isfinite(own)
     if not torch.equal(_negative(own[~finite]), _negative(new[~finite])):
         return "has an infinity of the other sign"
@@ -168,6 +188,8 @@ def _compare_numbers(own: Tensor, new: Tensor, truth: Any, worst: _Worst) -> str
         return ""
     a, b = _wide(own[finite]), _wide(new[finite])
     error = float((a - b).abs().max())
+    if noise and _rms(a - b) <= noise:
+        return ""
     usable = isinstance(truth, Tensor) and truth.shape == own.shape and bool(torch.isfinite(truth[finite]).all())
     k = 3.0 if own.dtype in (torch.float16, torch.bfloat16) or own.numel() < SMALL else 2.0
     own_error = new_error = ratio = None

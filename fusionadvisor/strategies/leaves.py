@@ -7,6 +7,7 @@ parameters, buffers and submodules from the module itself each time.
 import ast
 import functools
 import importlib
+import inspect
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -51,6 +52,11 @@ def trace(module: nn.Module, literals: Mapping[str, Any], *, through: bool = Fal
     with warnings.catch_warnings(), _factories():
         warnings.simplefilter("ignore")
         graph = _Tracer(through).trace(module, concrete_args=dict(literals) or None)
+    names = inspect.signature(module.forward).parameters
+    given = (node for node in graph.nodes if node.op == "placeholder")
+    for node, name in zip(given, names, strict=False):
+        if str(node.target).rpartition("_")[0] == name:
+            node.target = name  # held to a value, an argument gets a number to its name: callers know the name alone
     for node in reversed(graph.nodes):
         if node.op == "call_function" and getattr(node.target, "__name__", "") in _CHECKS:
             compared = [arg for arg in node.args if isinstance(arg, fx.Node)]

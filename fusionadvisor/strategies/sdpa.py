@@ -363,4 +363,5 @@ def _line(subject: Subject, path: str) -> Source | None:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+    first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return first.partition(". ")[0].rstrip(".")

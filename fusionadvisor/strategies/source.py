@@ -91,6 +91,7 @@ def read(model: nn.Module) -> Code:
     methods = _methods(model)
     todo: list[tuple[FunctionType, type | None]] = [(f, owner) for name in _ROOTS for f, owner in methods.get(name, ())]
     todo += [(f, None) for module in model.modules() for f in _attached(module)]
+    set_names = _set_in(methods)
     while todo:
         function, owner = todo.pop()
         if id(function.__code__) in found or _trusted(function.__module__) or _name(function) in _READ_DTYPES:
@@ -99,6 +100,9 @@ def read(model: nn.Module) -> Code:
         if node is None:
             unreadable.append(function.__qualname__)
             continue
+        if owner is not None:
+            kept = [module for module in model.modules() if isinstance(module, owner)]
+            node = _Settled(node, kept, set_names).visit(node)
         found[id(function.__code__)] = Function(
             node, owner, function.__qualname__, function.__globals__, function.__code__.co_filename
         )
@@ -108,6 +112,54 @@ def read(model: nn.Module) -> Code:
             elif isinstance(inner, ast.Name) and isinstance(called := function.__globals__.get(inner.id), FunctionType):
                 todo.append((called, None))
     return Code(tuple(found.values()), tuple(dict.fromkeys(unreadable)))
+
+
+class _Settled(ast.NodeTransformer):
+    """Takes the branch of ``if self.norm is not None:`` that every module of the class takes.
+
+    Args:
+        method: The method whose code is visited.
+        modules: The model's modules it is a method of.
+        set_names: Attributes that any method may set: of those nothing is known.
+    """
+
+    def __init__(
+        self, method: ast.FunctionDef | ast.AsyncFunctionDef, modules: list[nn.Module], set_names: frozenset[str]
+    ) -> None:
+        self._self = method.args.args[0].arg if method.args.args else ""
+        self._modules, self._set_names = modules, set_names
+
+    def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
+        """Replace the statement by its branch where that is known."""
+        self.generic_visit(node)
+        known = self._known(node.test)
+        if known is None:
+            return node
+        return (node.body if known else node.orelse) or ast.copy_location(ast.Pass(), node)
+
+    def _known(self, test: ast.expr) -> bool | None:
+        if not (isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Is | ast.IsNot)):
+            return None
+        asked, against = test.left, test.comparators[0]
+        if not (
+            isinstance(asked, ast.Attribute) and names(asked.value, self._self) and asked.attr not in self._set_names
+        ):
+            return None
+        if not (isinstance(against, ast.Constant) and against.value is None):
+            return None
+        missing = object()
+        absent = {getattr(module, asked.attr, missing) is None for module in self._modules}
+        if len(absent) != 1:
+            return None
+        return absent.pop() is isinstance(test.ops[0], ast.Is)
+
+
+def _set_in(methods: dict[str, list[tuple[FunctionType, type]]]) -> frozenset[str]:
+    """Names of the attributes that methods set, ``__init__`` apart, which ran already; ``setattr`` for any."""
+    parsed = (_parse(function) for group in methods.values() for function, _ in group)
+    nodes = [inner for node in parsed if node is not None for inner in ast.walk(node)]
+    stored = {n.attr for n in nodes if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store | ast.Del)}
+    return frozenset(stored | {"setattr" for n in nodes if names(n, "setattr")})
 
 
 def _run(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[ast.AST]:
@@ -211,7 +263,22 @@ def harmless(function: Function, node: ast.expr) -> bool:
     """Whether a mention only asks for a hyper-parameter, or whether the module is there."""
     parent = function.parents[node]
     reads = isinstance(parent, ast.Attribute) and parent.attr in _HARMLESS and isinstance(parent.ctx, ast.Load)
-    return reads or none_test(function, node)
+    return reads or none_test(function, node) or _asked_by_another(function, node)
+
+
+def _asked_by_another(function: Function, node: ast.expr) -> bool:
+    """Whether a mention is given to a plain function that only asks it for hyper-parameters."""
+    call = function.parents[node]
+    if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and node in call.args):
+        return False
+    called = function.namespace.get(call.func.id)
+    parsed = _parse(called) if isinstance(called, FunctionType) else None
+    if parsed is None or len(parsed.args.args) <= (position := call.args.index(node)):
+        return False
+    name = parsed.args.args[position].arg
+    other = Function(parsed, None, parsed.name, {})
+    asked = [other.parents.get(n) for n in ast.walk(parsed) if names(n, name)]
+    return all(isinstance(a, ast.Attribute) and a.attr in _HARMLESS and isinstance(a.ctx, ast.Load) for a in asked)
 
 
 def none_test(function: Function, node: ast.expr) -> bool:

@@ -176,3 +176,18 @@ def test_tensors_in_objects_are_compared(error: float, verdict: str) -> None:
     found = verify(Caching(0.0), Caching(error), calls, lambda model, c: model(*c.args))
     assert found.verdict == verdict
     assert verdict == "agrees" or "output['cache'].keys[1] differs" in found.reason
+
+
+@pytest.mark.parametrize(("size", "verdict"), [(1e-9, "agrees"), (1e-3, "diverges")])
+def test_gradients_that_should_vanish_are_rounding_alone(size: float, verdict: str) -> None:
+    class Steps(nn.Module):
+        def __init__(self, seed: int) -> None:
+            super().__init__()
+            self.noise = torch.randn(2000, generator=torch.Generator().manual_seed(seed)) * size
+
+        def forward(self, x: Tensor) -> Trained:
+            gradients = {"weight": x, "key.bias": self.noise.to(x.dtype)}
+            return Trained(output=x.sum(), gradients=gradients, parameters={"weight": x}, buffers={})
+
+    calls = [Call((torch.randn(30, 40),))]
+    assert verify(Steps(0), Steps(1), calls, lambda model, c: model(*c.args)).verdict == verdict

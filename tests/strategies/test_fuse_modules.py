@@ -479,3 +479,64 @@ class Documented(nn.Module):
 
 def test_code_of_decorators_is_not_code_of_forward() -> None:
     folds(Documented(), 1)
+
+
+def _padded(x: Tensor, conv: Any) -> Tensor:
+    return nn.functional.pad(x, (conv.kernel_size[0] // 2,) * 4)
+
+
+def _scaled(x: Tensor, conv: Any) -> Tensor:
+    if x.mean() > 50:
+        x = x * conv.weight.mean()
+    return x
+
+
+class Pads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.bn = nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4)
+
+    def forward(self, x: Tensor) -> Any:
+        x = _padded(x, self.conv)
+        x = self.conv(x)
+        return self.bn(x)
+
+
+class Scales(Pads):
+    def forward(self, x: Tensor) -> Any:
+        x = _scaled(x, self.conv)
+        x = self.conv(x)
+        return self.bn(x)
+
+
+def test_a_function_may_ask_a_layer_for_its_hyper_parameters() -> None:
+    folds(Pads(), 1)
+    refuses(Scales(), "uses self.conv another way")
+
+
+class Optional(nn.Module):
+    """Asks whether there is a norm; one of its kind may have it taken away."""
+
+    def __init__(self, drops: bool) -> None:
+        super().__init__()
+        self.conv, self.bn = nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4)
+        self.drops = drops
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.conv(x)
+        if self.bn is not None:
+            x = self.bn(x)
+        return x
+
+
+class Drops(Optional):
+    def forward(self, x: Tensor) -> Any:
+        if x.mean() > 50:
+            self.bn = None  # type: ignore[assignment]
+        return super().forward(x)
+
+
+def test_a_norm_that_is_always_there_is_no_branch() -> None:
+    folds(Optional(False), 1)
+    folds(nn.Sequential(Optional(False), Optional(False)), 2)
+    refuses(Drops(True), "uses self.conv another way")

@@ -356,3 +356,27 @@ def test_capturing_leaves_torch_compile_able_to_take_factories() -> None:
     )
     said = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
     assert said.stdout == "[[1.0], [1.0]]\n"
+
+
+class Named(nn.Module):
+    """Called by names, one of them for what is not there: a capture holds that argument to None."""
+
+    def forward(self, hidden: Tensor, head_mask: Tensor | None = None) -> Any:
+        weights = torch.softmax(hidden @ hidden.transpose(-2, -1) / 8**0.5, -1)
+        if head_mask is not None:
+            weights = weights * head_mask
+        return weights @ hidden
+
+
+class CallsByName(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = Named()
+
+    def forward(self, x: Tensor) -> Any:
+        return self.attention(hidden=x.view(x.shape[0], 2, -1, 8), head_mask=None)
+
+
+def test_an_argument_given_by_name_and_held_to_none() -> None:
+    _, plan = applied(Sdpa(), subject(CallsByName().eval(), (12, 8)))
+    assert [site.members for site in plan.sites] == [("attention",)]
