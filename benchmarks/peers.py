@@ -53,11 +53,34 @@ def compiled(model: nn.Module, _: Inputs) -> nn.Module:
     return wrapped
 
 
+class _Flat(nn.Module):
+    """A model that takes its inputs by position and returns a tuple of tensors: what a trace can."""
+
+    def __init__(self, model: nn.Module, names: tuple[str, ...]) -> None:
+        super().__init__()
+        self.model, self.names = model, names
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(check.tensors(self.model(**dict(zip(self.names, tensors, strict=True)))))
+
+
+class _ByName(nn.Module):
+    """Calls by name what takes its inputs by position."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, **given: torch.Tensor) -> Any:
+        return self.inner(*given.values())
+
+
 def frozen(model: nn.Module, given: Inputs) -> nn.Module:
-    """A trace, frozen; ``strict=False`` as models return dictionaries."""
+    """A trace, frozen, of the model made to return a tuple."""
     with torch.no_grad():
-        traced = torch.jit.trace(model, example_kwarg_inputs=given, strict=False, check_trace=False)  # type: ignore[no-untyped-call]
-        return torch.jit.freeze(traced)  # type: ignore[no-any-return]
+        flat = _Flat(model, tuple(given)).eval()
+        traced = torch.jit.trace(flat, tuple(given.values()), check_trace=False)  # type: ignore[no-untyped-call]
+        return _ByName(torch.jit.freeze(traced))
 
 
 def fx_fused(model: nn.Module, _: Inputs) -> nn.Module:

@@ -43,8 +43,8 @@ def outputs_agree(
         torch.manual_seed(seed)
         given = inputs()
         with torch.no_grad():
-            own, new = (list(_tensors(model(**_copy(given)))) for model in (original, candidate))
-            truth = list(_tensors(_exactly(exact, given)))
+            own, new = (list(tensors(model(**_copy(given)))) for model in (original, candidate))
+            truth = list(tensors(_exactly(exact, given)))
         pairs.append((own, new, truth))
     return _worst(pairs)
 
@@ -144,15 +144,15 @@ def _wide(given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {n: v.double() if v.is_floating_point() else v.clone() for n, v in given.items()}
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def tensors(value: Any) -> Iterator[torch.Tensor]:
     """Every tensor in an output, whatever holds it."""
     if isinstance(value, torch.Tensor):
         yield value.detach()
     elif isinstance(value, dict):
         for item in value.values():
-            yield from _tensors(item)
+            yield from tensors(item)
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _tensors(item)
+            yield from tensors(item)
     elif hasattr(value, "__dict__") and not isinstance(value, type | nn.Module):
-        yield from _tensors({k: v for k, v in vars(value).items() if not k.startswith("__")})
+        yield from tensors({k: v for k, v in vars(value).items() if not k.startswith("__")})
