@@ -87,9 +87,8 @@ def without_dropout(model: nn.Module) -> nn.Module:
     return model
 
 
-def _after(
-    model: nn.Module, step: Callable[[nn.Module, Any], Any], given: dict[str, torch.Tensor]
-) -> list[torch.Tensor]:
+def _after(model: nn.Module, step: Step, given: dict[str, torch.Tensor], seed: int) -> list[torch.Tensor]:
+    torch.manual_seed(seed)  # layers may be left out at random
     loss = step(model, given)
     named = sorted(model.named_parameters())
     gradients = [p.grad.detach().clone() for _, p in named if p.grad is not None]
