@@ -7,7 +7,7 @@ zoo's row, redone as a recipe does), plain ``torch.compile``, ``torch.jit.freeze
 ``torch.fx.experimental.optimization``, and ``fuse_modules`` of ``torch.ao`` on what its documentation tells to list:
 convolution, batch norm and ReLU where they are registered one after the other. Each arm's outputs are compared with the
 original in float64 on inputs nobody saw: fresh ones, another batch size, and a mask with padding where there is one.
-An arm that is wrong or fails is no peer to beat; why is told. Needs rows of ``python -m benchmarks.zoo --search``.
+An arm that is wrong, fails, or returns something else than the model is no peer to beat; why is told. Needs rows of ``python -m benchmarks.zoo --search``.
 """
 
 import argparse
@@ -40,6 +40,8 @@ from fusionadvisor.workload.resolve import resolve
 RESULTS = Path(__file__).parent / "results"
 PEERS = ("compile", "jit.freeze", "fx fuse", "fuse_modules")
 ROUNDS = 40
+_TRACEABLE = (torch.Tensor, tuple, list, dict)
+"""What a trace can return as the model does."""
 MODEL_S = 600.0
 Inputs = dict[str, torch.Tensor]
 Run = Callable[[], object]
@@ -135,6 +137,8 @@ def compare(name: str, steps: tuple[Step, ...], folder: Path) -> Plain:
                 arms[peer] = make(copy.deepcopy(program.model), given)
                 if reason := _wrong(program.model, arms[peer], draws):
                     told[peer] = f"wrong: {reason}"
+                elif peer == "jit.freeze" and (kind := type(_call(program.model, given))) not in _TRACEABLE:
+                    told[peer] = f"other interface: it returns a tuple where the model returns a {kind.__name__}"
         except Exception as error:  # noqa: BLE001 - how a peer fails is what is asked
             lines = str(error).strip().splitlines() or [""]
             told[peer] = f"fails: {type(error).__name__}: {lines[0][:160]}"
@@ -287,7 +291,9 @@ def _page(rows: list[Plain]) -> Iterator[str]:
         f"{len(done)} models of the zoo, forward on two shared CPU cores with other work on them, one thread, torch "
         f"2.13; all arms in one process, in turns, {ROUNDS} rounds. Ratios are the original's time over the arm's, "
         "from pairs, with the 95 % interval; the band is what two copies of the original differed by. Where `auto` "
-        "kept nothing its arm is the original itself. The best peer is the fastest whose outputs are right.",
+        "kept nothing its arm is the original itself. The best peer is the fastest whose outputs are right and come as "
+        "the model returns them: a trace makes a tuple of the outputs of transformers, whose attributes callers ask for, "
+        "so its column shows what changing the interface as well would bring.",
         "",
         f"**`auto` against the best right peer: {summary}.**",
         "",

@@ -8,6 +8,7 @@ error against float64 may be at most k times the original's own. k and the floor
 import copy
 import dataclasses
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -122,6 +123,8 @@ def _attributes(value: object) -> Iterator[tuple[str, Any]]:
 
 
 def _compare(own: object, new: object, truth: object, worst: _Worst) -> str:
+    if reason := _other_kind(own, new):
+        return reason
     own_leaves, new_leaves = list(leaves(own)), list(leaves(new))
     if [path for path, _ in own_leaves] != [path for path, _ in new_leaves]:
         return "the outputs are structured differently"
@@ -134,6 +137,20 @@ def _compare(own: object, new: object, truth: object, worst: _Worst) -> str:
         if reason := _compare_leaf(a, b, c, worst, within):
             return f"{path} {reason}"
     return ""
+
+
+def _other_kind(own: object, new: object, path: str = "output") -> str:
+    """Say where a container of a class of its own, whose attributes a caller may ask for, has become a plain one."""
+    plain = (dict, OrderedDict, list, tuple)
+    if isinstance(own, Mapping | list | tuple) and type(own) not in plain and type(new) is not type(own):
+        return f"{path} is a {type(new).__name__} instead of a {type(own).__name__}"
+    if isinstance(own, Mapping) and isinstance(new, Mapping):
+        pairs = [(f"{path}[{key!r}]", own[key], new[key]) for key in own if key in new]
+    elif isinstance(own, list | tuple) and isinstance(new, list | tuple):
+        pairs = [(f"{path}[{i}]", a, b) for i, (a, b) in enumerate(zip(own, new, strict=False))]
+    else:
+        pairs = []
+    return next((reason for name, a, b in pairs if (reason := _other_kind(a, b, name))), "")
 
 
 def _noise(own: object) -> float:

@@ -14,7 +14,7 @@ class Kept:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._modules = [(m, m.training, dict(m._parameters), dict(m._buffers)) for m in model.modules()]
+        self._modules = [(m, getattr(m, "training", None), dict(m._parameters), dict(m._buffers)) for m in model.modules()]
         self._gradients = [(p, p.grad) for p in model.parameters()]
         self._contents: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._copied: set[int] = set()
@@ -43,7 +43,8 @@ class Kept:
         for parameter, gradient in self._gradients:
             parameter.grad = gradient
         for module, training, parameters, buffers in self._modules:
-            module.training = training
+            if training is not None:  # a frozen script has no mode
+                module.training = training
             if not isinstance(module, torch.jit.ScriptModule):  # whose tensors cannot be exchanged
                 module._parameters.update(parameters)
                 module._buffers.update(buffers)

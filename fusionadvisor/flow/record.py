@@ -124,7 +124,7 @@ class _Recorder:
         self.scopes: list[_Scope] = [_Scope("", 0)]
         self.paths, self.aliases = module_paths(model)
         self.counts: dict[str, int] = {}
-        self.modes = {id(module): module.training for module in model.modules()}
+        self.modes = {id(module): _mode(module) for module in model.modules()}
         self.switched: set[int] = set()
         self.origins: dict[int, _Origin] = {}
         self.owners = {id(p): name.rpartition(".")[0] for name, p in model.named_parameters()}
@@ -170,7 +170,7 @@ class _Recorder:
         original, switch = nn.Module.__call__, nn.Module.train
 
         def train(module: nn.Module, mode: bool = True) -> nn.Module:
-            if module.training != mode:
+            if _mode(module) != mode:
                 self.switched.add(id(module))
             return switch(module, mode)
 
@@ -204,7 +204,7 @@ class _Recorder:
         calls = tuple(draft.done() for draft in self.drafts)
         switched = (
             path for path, module in self.model.named_modules()
-            if id(module) in self.switched or module.training != self.modes.get(id(module), module.training)
+            if id(module) in self.switched or _mode(module) != self.modes.get(id(module), _mode(module))
         )  # fmt: skip
         return FlowGraph(ops, tuple(self.values.all), calls, inputs, outputs, held, self.aliases, tuple(switched))
 
@@ -375,6 +375,11 @@ def module_paths(model: nn.Module) -> tuple[dict[int, str], dict[str, str]]:
 
 def _lives_on(tensor: torch.Tensor, storages: set[int]) -> bool:
     return tensor.layout is torch.strided and tensor.untyped_storage()._cdata in storages
+
+
+def _mode(module: nn.Module) -> bool:
+    """Whether a module is in training mode; one that was frozen has lost the flag."""
+    return bool(getattr(module, "training", False))
 
 
 @contextmanager

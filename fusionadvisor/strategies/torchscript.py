@@ -3,7 +3,8 @@
 import copy
 import re
 import warnings
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import zip_longest
 from typing import Any
@@ -109,11 +110,16 @@ def _try_trace(subject: Subject) -> Refusal | None:
         with warnings.catch_warnings(record=True) as caught, torch.no_grad():
             warnings.simplefilter("always")
             torch.jit.freeze(_trace(copy.deepcopy(subject.model), subject.calls[0]))
+            call = subject.calls[0].map(lambda _, tensor: tensor.clone())
+            returned = copy.deepcopy(subject.model)(*call.args, **call.kwargs)
     except _FAILURES as error:
         if found := re.match(r"Tracer cannot infer type of (\w+)\(", str(error)):
             reason = f"The model returns a {found[1]}, which a trace cannot: have it return a tuple or a dictionary."
             return Refusal("trace", reason)
         return Refusal("trace", f"Tracing failed: {_first_line(error)}")
+    if isinstance(returned, Mapping) and type(returned) not in (dict, OrderedDict):
+        reason = f"The model returns a {type(returned).__name__}, of which a trace makes a plain dictionary."
+        return Refusal("trace", reason)
     for warning in caught:
         if issubclass(warning.category, TracerWarning):
             what = str(warning.message).splitlines()[0].partition(" might ")[0]

@@ -191,3 +191,18 @@ def test_gradients_that_should_vanish_are_rounding_alone(size: float, verdict: s
 
     calls = [Call((torch.randn(30, 40),))]
     assert verify(Steps(0), Steps(1), calls, lambda model, c: model(*c.args)).verdict == verdict
+
+
+class Named(dict[str, Tensor]):
+    """As transformers' outputs: a mapping whose items are attributes, too."""
+
+    @property
+    def logits(self) -> Tensor:
+        return self["logits"]
+
+
+def test_a_plain_dictionary_does_not_stand_for_one_with_attributes() -> None:
+    assert judged(lambda x: Named(logits=x), lambda x: Named(logits=x)).verdict == "agrees"
+    found = judged(lambda x: (x, [Named(logits=x)]), lambda x: (x, [{"logits": x}]))
+    assert "output[1][0] is a dict instead of a Named" in found.reason
+    assert judged(lambda x: [x], lambda x: (x,)).verdict == "agrees"

@@ -705,3 +705,11 @@ def test_modules_that_the_run_switches_are_named_and_put_back() -> None:
     assert graph.switched == ("part", "part.0", "part.1", "flag")
     assert not any(module.training for module in model.modules())
     assert nn.Module.train is train
+
+
+def test_a_frozen_script_has_no_mode() -> None:
+    model = torch.jit.freeze(torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval()))
+    x = torch.randn(2, 4)
+    with torch.no_grad():
+        graph = record(lambda: model(x), model, (x,))
+    assert graph.work()
