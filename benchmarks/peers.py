@@ -7,7 +7,8 @@ zoo's row, redone as a recipe does), plain ``torch.compile``, ``torch.jit.freeze
 ``torch.fx.experimental.optimization``, and ``fuse_modules`` of ``torch.ao`` on what its documentation tells to list:
 convolution, batch norm and ReLU where they are registered one after the other. Each arm's outputs are compared with the
 original in float64 on inputs nobody saw: fresh ones, another batch size, and a mask with padding where there is one.
-An arm that is wrong, fails, or returns something else than the model is no peer to beat; why is told. Needs rows of ``python -m benchmarks.zoo --search``.
+An arm that is wrong, fails, or returns something else than the model is no peer to beat; why is told. Needs rows of
+``python -m benchmarks.zoo --search``.
 """
 
 import argparse
@@ -292,8 +293,8 @@ def _page(rows: list[Plain]) -> Iterator[str]:
         f"2.13; all arms in one process, in turns, {ROUNDS} rounds. Ratios are the original's time over the arm's, "
         "from pairs, with the 95 % interval; the band is what two copies of the original differed by. Where `auto` "
         "kept nothing its arm is the original itself. The best peer is the fastest whose outputs are right and come as "
-        "the model returns them: a trace makes a tuple of the outputs of transformers, whose attributes callers ask for, "
-        "so its column shows what changing the interface as well would bring.",
+        "the model returns them: of the outputs of transformers, whose attributes callers ask for, a trace makes a "
+        "tuple, so its column shows what changing the interface as well would bring.",
         "",
         f"**`auto` against the best right peer: {summary}.**",
         "",

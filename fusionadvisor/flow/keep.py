@@ -14,7 +14,9 @@ class Kept:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._modules = [(m, getattr(m, "training", None), dict(m._parameters), dict(m._buffers)) for m in model.modules()]
+        self._modules = [
+            (m, getattr(m, "training", None), dict(m._parameters), dict(m._buffers)) for m in model.modules()
+        ]
         self._gradients = [(p, p.grad) for p in model.parameters()]
         self._contents: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._copied: set[int] = set()
