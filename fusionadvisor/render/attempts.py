@@ -208,8 +208,7 @@ def _credit(report: Report, found: Finding, attempt: Attempt, credit: Credit) ->
     expected = f"{word} {verdict.scale(report).range(credit.bound_us.low, high)}"
     items: list[Piece] = [f"{found.rule} {labels.counted(found)}".rstrip()]
     items.append(expected if high > 0 else f"no {word} of time")
-    together = f" ({credit.shared} findings)" if credit.shared > 1 else ""
-    items.append(f"{attempt.strategy}: {_measured(report, attempt, credit)}{together}")
+    items.append(f"{attempt.strategy}: {_measured(report, attempt, credit)}")
     closed = "closed" if attempt.kept and credit.closed else "" if attempt.kept else "not kept"
     if credit.kernels:
         gone = f"{credit.gone} of {plural(credit.kernels, labels.kernel_word(report))} gone"
@@ -226,11 +225,13 @@ def _measured(report: Report, attempt: Attempt, credit: Credit) -> str:
         return "not measured"
     if attempt.outcome == "same":
         return "no proven difference"
+    shared = f" for {credit.shared} findings together" if credit.shared > 1 else ""
     if went < 0:
-        return f"measured {scale.time(-went)} slower"
+        return f"measured {scale.time(-went)} slower{shared}"
     high = sum(other.bound_us.high for other in attempt.credits)
     reason = "CPU times vary" if labels.cpu_times(report) else "the rest of the step got shorter too"
-    return f"measured {scale.time(went)}" + (f" (more, as {reason})" if went > high > 0 else "")
+    more = f" (more than the {labels.bound(report)}: {reason})" if went > high > 0 else ""
+    return f"measured {scale.time(went)}{shared}{more}"
 
 
 def _rules(report: Report, ids: set[str]) -> str:

@@ -240,12 +240,11 @@ def test_the_whole_is_what_was_measured_together() -> None:
 
 def test_each_finding_says_what_could_go_what_went_and_whether_its_kernels_are_gone() -> None:
     said = " ".join(text(APPLY).split())
-    assert "FA101 ×3 bound 90–111 µs compile: measured 183.1 µs (2 findings) 3 of 3 kernels gone: closed" in said
+    expected = "FA101 ×3 bound 90–111 µs compile: measured 183.1 µs for 2 findings together 3 of 3 kernels gone: closed"
+    assert expected in said
     fast = replace(APPLY.attempts[1], credits=(replace(APPLY.attempts[1].credits[0], measured_us=250.0, shared=1),))
     said = " ".join(text(replace(APPLY, attempts=(fast,))).split())
-    assert (
-        "compile: measured 250.0 µs (more, as the rest of the step got shorter too) 3 of 3 kernels gone: closed" in said
-    )
+    assert "compile: measured 250.0 µs (more than the bound: the rest of the step got shorter too) 3 of 3" in said
     assert "still open: FA102, FA103" in said
 
 
@@ -253,10 +252,11 @@ def test_what_was_not_kept_closes_nothing_and_cpu_times_vary() -> None:
     compiled = replace(APPLY.attempts[1], kept=False, on=())
     report = replace(CPU_PROFILE, command="apply", attempts=(compiled,))
     said = " ".join(text(report).split())
-    assert "FA103 estimate 0.06–0.07 ms compile: measured 0.18 ms (2 findings) 3 of 4 ops gone: not kept" in said
+    expected = "FA103 estimate 0.06–0.07 ms compile: measured 0.18 ms for 2 findings together 3 of 4 ops gone: not kept"
+    assert expected in said
     assert "still open: FA101, FA102, FA103" in said
     more = replace(compiled, kept=True, credits=(replace(compiled.credits[0], measured_us=2000.0, shared=1),))
-    assert "(more, as CPU times vary)" in " ".join(text(replace(report, attempts=(more,))).split())
+    assert "(more than the estimate: CPU times vary)" in " ".join(text(replace(report, attempts=(more,))).split())
     assert "could save (estimate)" in text(CPU_PROFILE)
 
 
