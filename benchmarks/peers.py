@@ -209,10 +209,10 @@ def _samples(runs: dict[str, Run]) -> dict[str, list[float]]:
 
 
 def _seconds(run: Run, calls: int) -> float:
-    start = time.perf_counter()
+    start = time.process_time()  # one thread computes; of the time that passes, others take their share
     for _ in range(calls):
         run()
-    return (time.perf_counter() - start) / calls
+    return (time.process_time() - start) / calls
 
 
 def _judged(samples: dict[str, list[float]], told: dict[str, str]) -> Plain:
@@ -290,7 +290,7 @@ def _page(rows: list[Plain]) -> Iterator[str]:
         "# `auto` beside its peers",
         "",
         f"{len(done)} models of the zoo, forward on two shared CPU cores with other work on them, one thread, torch "
-        f"2.13; all arms in one process, in turns, {ROUNDS} rounds. Ratios are the original's time over the arm's, "
+        f"2.13; all arms in one process, in turns, {ROUNDS} rounds, CPU time. Ratios are the original's time over the arm's, "
         "from pairs, with the 95 % interval; the band is what two copies of the original differed by. Where `auto` "
         "kept nothing its arm is the original itself. The best peer is the fastest whose outputs are right and come as "
         "the model returns them: of the outputs of transformers, whose attributes callers ask for, a trace makes a "

@@ -56,7 +56,8 @@ def _page(rows: list[Plain]) -> Iterator[str]:
         "",
         f"{len(names & set(models.CONFIGS))} architectures of transformers 4.49, small and with random weights, and "
         f"{len(names - set(models.CONFIGS))} samples: {len(rows)} rows, of which {len(searched)} went through `auto` "
-        f"and `compile` as well. Measured on two shared CPU cores with other work on them, one thread, torch 2.13; "
+        f"and `compile` as well. Measured on two shared CPU cores with other work on them, one thread, torch 2.13, the "
+        f"later rows in CPU time; "
         f"no GPU was at hand, so nothing here says what a GPU gains. Commits: {', '.join(commits)}.",
         "",
         f"**Wrong outputs: {len(wrong)}. Crashes of the tool: {len(crashes)}.** {len(checks)} rewritten models were "
