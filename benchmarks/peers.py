@@ -291,10 +291,12 @@ def _page(rows: list[Plain]) -> Iterator[str]:
         "",
         f"{len(done)} models of the zoo, forward on two shared CPU cores with other work on them, one thread, torch "
         f"2.13; all arms in one process, in turns, {ROUNDS} rounds, CPU time. Ratios are the original's time over the "
-        "arm's, from pairs, with the 95 % interval; the band is what two copies of the original differed by. Where `auto`"
-        " kept nothing its arm is the original itself. The best peer is the fastest whose outputs are right and come as "
-        "the model returns them: of the outputs of transformers, whose attributes callers ask for, a trace makes a "
-        "tuple, so its column shows what changing the interface as well would bring.",
+        "arm's, from pairs, with the 95 % interval; the band is what two copies of the original differed by. Where "
+        "`auto` kept nothing its arm is the original itself.",
+        "",
+        "The best peer is the fastest whose outputs are right and come as the model returns them. Of the outputs of "
+        "transformers, whose attributes callers ask for, a trace makes a tuple: its column shows what changing the "
+        "interface as well would bring, and that is no peer.",
         "",
         f"**`auto` against the best right peer: {summary}.**",
         "",
