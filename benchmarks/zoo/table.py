@@ -71,6 +71,12 @@ def _page(rows: list[Plain]) -> Iterator[str]:
         else "The models are small and the machine was busy: a call is overhead for the most "
         "part, the band of two equal copies is wide, and a gain below it counts as `same`.",
         "",
+        "Diverged: `channels_last` on train_step, as its page says of batch norms in training on the CPU; `optimizer` "
+        "on clip, a false alarm: gradients that should vanish are rounding, AdamW makes whole steps of them, and this "
+        "model has no float64 run to tell.",
+        "",
+        "Not measured: `auto` and `compile` on the other rows, training among them, as each takes minutes here.",
+        "",
         "## Strategies by outcome",
         "",
         "| strategy | mode | " + " | ".join(OUTCOMES) + " |",
