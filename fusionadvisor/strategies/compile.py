@@ -5,6 +5,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from types import MethodType
 from typing import Any, ClassVar
 
 import torch
@@ -187,7 +188,7 @@ def compile_at(module: nn.Module, **how: Any) -> None:
     from torch._dynamo import trace_rules
 
     module.compile(**how)
-    if trace_rules.check(module.forward):
+    if isinstance(module.forward, MethodType) and trace_rules.check(module.forward):
 
         def call(*args: Any, **kwargs: Any) -> Any:
             return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]

@@ -96,6 +96,19 @@ def test_a_plain_sequential_is_captured_too() -> None:
     assert len(graphs) == 1
 
 
+def test_a_forward_that_is_an_object_can_be_planned() -> None:
+    class Forward:
+        def __init__(self, layer: nn.Module) -> None:
+            self.layer = layer
+
+        def __call__(self, x: Tensor) -> Tensor:
+            return torch.relu(self.layer(x))
+
+    block = Block(1)
+    block.forward = Forward(block.linear)  # type: ignore[method-assign]  # as what a strategy captured is
+    assert not Compile().plan(subject(block, (8,), batches=(2, 2, 2))).refused
+
+
 def test_breaks_are_counted_and_named_with_their_lines() -> None:
     plan = Compile().plan(subject(Branches(1.0), (8,), batches=(2, 2, 2)))
     assert plan.graph_breaks == 2
