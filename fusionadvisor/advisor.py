@@ -356,12 +356,16 @@ def optimize(
         progress: Called with a few words before each stage.
 
     Raises:
-        InputError: If a strategy or parameter is unknown, there is no such model, or it can no longer be built.
+        InputError: If a strategy or parameter is unknown, there is no such model, it can no longer be built, or the
+            folder to save to holds files that are no recipe.
     """
+    from fusionadvisor import recipe
     from fusionadvisor.evaluate import auto
     from fusionadvisor.evaluate.search import attempt
     from fusionadvisor.report.credit import credited
 
+    if save is not None:
+        recipe.check_folder(save)
     say = progress or _silent
     tool, created, command = _started("apply")
     before = profile_workload(_workload(target), progress=say)

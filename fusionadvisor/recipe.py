@@ -118,17 +118,20 @@ def fingerprint(model: nn.Module) -> tuple[dict[str, str], str]:
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder in which saving would overwrite a file of the user's.
+    """Refuse a folder of the user's: a recipe is written to a new or empty one, or over an earlier recipe.
 
     Raises:
-        InputError: If it is no folder, or holds a ``recipe.json`` that is none, or a loader without a recipe.
+        InputError: If it is no folder, holds a ``recipe.json`` that is none, or files without a recipe.
     """
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is not a folder.", "Name another.")
     if (folder / FILE).exists():
         read(folder / FILE)
-    elif (folder / LOADER).exists():
-        raise InputError(f"{folder / LOADER} is there already, without a recipe.", "Name another folder.")
+    elif held := sorted(path.name for path in folder.glob("*")):
+        more = f" and {len(held) - 1} more" if len(held) > 1 else ""
+        raise InputError(
+            f"{folder} holds {held[0]}{more} and no recipe, and is not written to.", "Name a new or empty folder."
+        )
 
 
 def save(folder: Path, recipe: Recipe) -> tuple[str, ...]:

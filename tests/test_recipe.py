@@ -228,13 +228,15 @@ def test_files_that_are_no_recipe(tmp_path: Path) -> None:
             recipe.read(path)
 
 
-def test_a_folder_of_the_users_is_not_overwritten(tmp_path: Path) -> None:
+def test_a_folder_of_the_users_is_not_written_to(tmp_path: Path) -> None:
     recipe.check_folder(tmp_path / "new")
     (tmp_path / recipe.LOADER).write_text("mine")
-    with pytest.raises(InputError, match="without a recipe"):
+    with pytest.raises(InputError, match=f"holds {recipe.LOADER} and no recipe"):
         recipe.check_folder(tmp_path)
     (tmp_path / recipe.FILE).write_text("mine too")
     with pytest.raises(InputError, match="not a recipe"):
         recipe.check_folder(tmp_path)
     with pytest.raises(InputError, match="not a folder"):
         recipe.check_folder(tmp_path / recipe.FILE)
+    recipe.save(tmp_path / "earlier", recipe.Recipe(()))
+    recipe.check_folder(tmp_path / "earlier")

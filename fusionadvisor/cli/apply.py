@@ -123,6 +123,10 @@ def apply(
         format, force=force, fail_on=fail_on, json=json, html=html, markdown=markdown, sarif=sarif, perfetto=perfetto,
         csv=csv,
     )  # fmt: skip
+    if save is not None:
+        from fusionadvisor import recipe
+
+        recipe.check_folder(save)  # before the model is built
     if target is None:
         from fusionadvisor.render import labels
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from fusionadvisor import recipe, strategies
+from fusionadvisor import strategies
 from fusionadvisor.errors import InputError
 from fusionadvisor.evaluate.search import Outcome, Progress, Trying
 from fusionadvisor.evaluate.trial import Done, Goal, Job
@@ -332,8 +332,6 @@ def search(
     Raises:
         InputError: If the workload cannot be built.
     """
-    if save is not None:
-        recipe.check_folder(save)
     measure_s = min(LONGEST_MEASURE_S, budget_s / (2 * len(strategies.ids())))
     trying = Trying(workload, Limits(timeout_s, memory_bytes), measure_s, progress, program, goal)
     named = [finding for finding in findings if not finding.footnote]

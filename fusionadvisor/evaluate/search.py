@@ -84,8 +84,6 @@ def attempt(
     Raises:
         InputError: If a strategy or parameter is not known, or the workload cannot be built.
     """
-    if save is not None:
-        recipe.check_folder(save)
     chosen = [strategies.get(name, (parameters or {}).get(name)) for name in wanted]
     ordered = sorted(chosen, key=lambda strategy: strategy.order)
     warnings: list[Warning] = []

@@ -48,3 +48,13 @@ def test_a_pass_belongs_to_fx(cli: Cli, tmp_path: Path) -> None:
     ran = cli("apply", "model.py", "--strategy", "fuse_modules", "--pass", "passes.py:forget_the_activation")
     assert ran.code == 2
     assert "Add --strategy fx." in ran.err
+
+
+def test_a_folder_of_the_users_is_refused_before_any_work(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
+    for strategy in ("fuse_modules", "auto"):
+        ran = cli("apply", "missing.py", "--strategy", strategy, "--save", "mine")  # the model is not even looked for
+        assert (ran.code, ran.out) == (2, "")
+        assert "mine holds notes.txt and no recipe, and is not written to.  Name a new or empty folder." in ran.err
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
