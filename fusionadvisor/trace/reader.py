@@ -179,6 +179,11 @@ def read(container: Container) -> RawTrace:
                 raw.add(events)
     raw.header = document.header()
     raw.lost = [*container.lost, *document.lost()]
+    if not raw.events and document.foreign:
+        raise InputError(
+            f"{raw.name} is neither a report nor a trace: there is no event in its list.",
+            "Give a report (--json), or a trace of torch.profiler: profile.export_chrome_trace('trace.json').",
+        )
     if not raw.events:
         reason = raw.lost[0] if raw.lost else "its list of events is empty"
         raise InputError(f"{raw.name} is not a trace that can be read: {lower_first(reason)}", "Record it again.")
@@ -212,6 +217,8 @@ class _Document:
         self._tail = b""
         self._ended = False
         self._headless = False
+        self.foreign = False
+        """Whether the last block is whole JSON, a list of something else."""
 
     def event_lists(self) -> Iterator[list[Event]]:
         """Yield the events of each block."""
@@ -252,6 +259,7 @@ class _Document:
                     continue
                 self._ended, self._tail = True, candidate[match.end(1) :]
                 return events
+        self.foreign = _valid((self._head or b"[") + text)
         found = recover(text, self._losses, final=True)
         self._ended, self._tail = found.ended, found.rest
         return found.events
@@ -301,6 +309,14 @@ class _Document:
         if losses.dropped:
             said.append(f"{losses.dropped} damaged events ({losses.dropped_bytes} bytes) could not be read.")
         return said
+
+
+def _valid(text: bytes) -> bool:
+    try:
+        msgspec.json.decode(text)
+    except (msgspec.MsgspecError, RecursionError):
+        return False
+    return True
 
 
 def _whole(text: bytes) -> bool:

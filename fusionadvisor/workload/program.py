@@ -17,7 +17,7 @@ from fusionadvisor.workload.checkpoint import parse_arguments
 from fusionadvisor.workload.inputs import Call, Given, Source, batch_size, forward_names, spec_of, tensors_in
 from fusionadvisor.workload.saved import open_saved
 from fusionadvisor.workload.source import find_source
-from fusionadvisor.workload.target import find_entry, load, make_model, saved_path
+from fusionadvisor.workload.target import check_there, find_entry, load, make_model, saved_path
 from fusionadvisor.workload.training import Training, find_training
 from fusionadvisor.workload.usercode import about_inputs, failing_module, set_mode, user_code, what_happened
 
@@ -247,6 +247,7 @@ def _saved_entry(workload: Workload) -> str | None:
 
 def _refuse_model_from(workload: Workload) -> None:
     if workload.model_from:
+        check_there(workload.target)
         raise InputError(
             f"--model is for checkpoints, and {workload.target} is none.",
             f"Name the model with --entry, or give the checkpoint as the target and --model {workload.target}.",

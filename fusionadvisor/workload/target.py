@@ -20,6 +20,8 @@ INPUTS = (
     "example_inputs", "get_inputs", "get_example_inputs", "example_input", "sample_inputs", "sample_input",
     "get_input", "inputs",
 )  # fmt: skip
+SAVED = (".pt", ".pth", ".pt2", ".ckpt", ".bin", ".safetensors")
+"""How checkpoints are called: a name with such an ending is not taken for a module's."""
 BATCHES = ("get_batch", "example_batch", "sample_batch", "batch")
 
 Kind = Literal["factory", "module", "class", "checkpoint", "archive", "pretrained"]
@@ -65,7 +67,7 @@ def load(target: str, entry: str | None = None) -> Target:
     """
     place, named = _split(target)
     path = Path(place).expanduser()
-    if path.suffix == ".py" or path.exists() or "/" in place:
+    if path.suffix in (".py", *SAVED) or path.exists() or "/" in place:
         _check_file(path)
         absolute = path.resolve()
         return Target(str(absolute), path.name, load_file(absolute), entry or named)
@@ -88,9 +90,25 @@ def _split(target: str) -> tuple[str, str | None]:
     return target, None
 
 
-def _check_file(path: Path) -> None:
+def check_there(target: str) -> None:
+    """Refuse the path of a file that is not there; what may be a module is let through.
+
+    Raises:
+        InputError: There is no such file.
+    """
+    place, _ = _split(target)
+    path = Path(place).expanduser()
+    if path.suffix in (".py", *SAVED) or "/" in place:
+        _refuse_missing(path)
+
+
+def _refuse_missing(path: Path) -> None:
     if not path.exists():
         raise InputError(f"{path} does not exist.", _nearby(path))
+
+
+def _check_file(path: Path) -> None:
+    _refuse_missing(path)
     if path.suffix == ".py" and path.is_file():
         if path.stat().st_size == 0:
             raise InputError(f"{path} is empty.", "Give the .py file that builds the model.")
@@ -109,7 +127,7 @@ def saved_path(target: str) -> Path | None:
 
 
 def _nearby(path: Path) -> str:
-    names = [child.name for child in path.parent.glob("*.py")]
+    names = [child.name for child in path.parent.glob(f"*{path.suffix if path.suffix in SAVED else '.py'}")]
     hint = did_you_mean(path.name, names) if names else ""
     return hint if hint.startswith("Did") else "Check the path."
 

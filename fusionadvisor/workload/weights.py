@@ -29,8 +29,9 @@ class _Offer:
 
     @property
     def rank(self) -> tuple[int, int, int]:
-        """More matches, then fewer left over, then the shorter way there."""
-        return len(self.matched), -(len(self.tensors) - len(self.matched)), -len(self.where) - len(self.prefix)
+        """More matches, then fewer left over, then the shorter way there; without any match, all that is there."""
+        left = len(self.tensors) - len(self.matched)
+        return len(self.matched), -left if self.matched else left, -len(self.where) - len(self.prefix)
 
 
 def fit(model: nn.Module, saved: object, label: str, arguments: Sequence[str] = ()) -> tuple[str, ...]:

@@ -200,6 +200,13 @@ def test_nothing_matched_says_both_sides(net: nn.Module) -> None:
     assert "None of the 1 weights in a.pt (encoder.w) is one of Net's 9 (first.weight" in said
 
 
+@pytest.mark.parametrize("around", ["", "model.", "module.", "weight.", "a.b."])
+def test_nothing_matched_counts_all_that_was_saved(net: nn.Module, around: str) -> None:
+    other = nn.ModuleDict({f"block{i}": nn.ParameterDict({"w": torch.ones(2), "b": torch.ones(2)}) for i in range(4)})
+    torch.save({f"{around}{name}": tensor for name, tensor in other.state_dict().items()}, "a.pt")
+    assert "None of the 8 weights in a.pt (" in refused("a.pt", model="models.py:Net")
+
+
 @pytest.mark.parametrize("saved", [{}, {"a": 1}, [1, 2], 3, {"state_dict": {}}])
 def test_a_checkpoint_without_tensors(net: nn.Module, saved: Any) -> None:
     torch.save(saved, "a.pt")
