@@ -154,24 +154,11 @@ class _Ancestry:
 
     def signature(self, op_id: int) -> Signature:
         """The operands of an op, the same object for equal ones."""
-        at = self._worker(op_id)
-        key = (str(self._names[at]), self.outer(op_id), *(c[at] for c in self._columns))
+        key = (str(self._names[op_id]), self.outer(op_id), *(c[op_id] for c in self._columns))
         found = self._signatures.get(key)
         if found is None:
             found = self._signatures[key] = signature(key[0], key[2], key[3], key[4], key[5], key[1])
         return found
-
-    def _worker(self, op_id: int) -> int:
-        """The op that did the work: on the CPU, the copy of a scalar inside an op stands for that op."""
-        shapes = self._columns[0]
-        if shapes[op_id] is None or any(shapes[op_id]):
-            return op_id
-        at = self._parent[op_id]
-        while at >= 0 and str(self._names[at]).startswith("aten::"):
-            if shapes[at] is not None and any(shapes[at]):
-                return at
-            at = self._parent[at]
-        return op_id
 
     def outer(self, op_id: int) -> str:
         """The name of the outermost aten op around it, normalised; its own where there is none."""

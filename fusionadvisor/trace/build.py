@@ -59,7 +59,10 @@ def build(raw: RawTrace, *, stand_ins: bool = False) -> Timeline:
     steps, steps_from = find_steps(raw, ops, calls, _window(raw))
     names = np.array(list(raw.names), dtype=object)
     tables = _Tables(raw, ops, calls, steps, names)
-    kernels = tables.stand_ins(stand_in_rows(ops, list(raw.names))) if on_cpu else tables.kernels()
+    if on_cpu:
+        kernels = tables.stand_ins(stand_in_rows(ops, list(raw.names), list(raw.texts["shapes"])))
+    else:
+        kernels = tables.kernels()
     return Timeline(
         kernels=kernels,
         memory=tables.memory(),

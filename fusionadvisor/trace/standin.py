@@ -1,6 +1,7 @@
 """Where a trace has no GPU, leaf CPU ops stand in for kernels, so that everything downstream works on it.
 
 An op that only rearranges metadata runs no kernel. An op that is one kernel on a GPU counts whole, whatever it calls.
+A Python number among the operands of an op is converted on the way; on a GPU it is an argument of the op's kernel.
 """
 
 import re
@@ -34,10 +35,17 @@ _PRIMARY = re.compile(
     r"max_pool2d_with_indices\w*|avg_pool2d\w*|_adaptive_avg_pool2d\w*|native_dropout\w*|bernoulli_|normal_|uniform_|random_|"
     r"arange|gather|scatter\w*|masked_fill_|_fused_\w+|_local_scalar_dense|clamp\w*|where|repeat_interleave)$"
 )
+_CONVERTS = ("aten::copy_", "aten::_to_copy")
 
 
-def stand_in_rows(ops: Ops, names: list[str]) -> npt.NDArray[np.intp]:
-    """Return the rows of the ops that stand in for kernels: primary ops, else leaves; never metadata-only ones."""
+def stand_in_rows(ops: Ops, names: list[str], shapes: list[bytes]) -> npt.NDArray[np.intp]:
+    """Return the rows of the ops that stand in for kernels: primary ops, else leaves; never metadata-only ones.
+
+    Args:
+        ops: The ops.
+        names: Text of each code of their names.
+        shapes: Text of each code of their operands' shapes, as the trace writes them.
+    """
     code = ops.columns["name"]
     if not len(code):
         return np.zeros(0, dtype=np.intp)
@@ -53,6 +61,7 @@ def stand_in_rows(ops: Ops, names: list[str]) -> npt.NDArray[np.intp]:
     absorbed = np.zeros(len(code), dtype=bool)
     nested = parent >= 0
     absorbed[nested] = inside[parent[nested]]
+    absorbed |= _conversions(ops, names, shapes)
     works = ~metadata & ~absorbed
     # an op with a working descendant is not a leaf; metadata descendants do not count
     busy_below = np.zeros(len(code), dtype=bool)
@@ -62,3 +71,14 @@ def stand_in_rows(ops: Ops, names: list[str]) -> npt.NDArray[np.intp]:
             busy_below[above] = True
             above = parent[above]
     return np.flatnonzero(works & (primary | ~busy_below))
+
+
+def _conversions(ops: Ops, names: list[str], shapes: list[bytes]) -> npt.NDArray[np.bool_]:
+    """Where a single number is converted within an op on tensors."""
+    code, shape, parent = ops.columns["name"], ops.columns["shapes"], ops.nest.parent
+    sized = np.array([*(any(48 <= sign <= 57 for sign in text) for text in shapes), False], dtype=bool)
+    of_tensors = sized[shape]  # where no shapes were recorded the code is -1, the last
+    converts = np.array([name in _CONVERTS for name in names], dtype=bool)[code] & (shape >= 0) & ~of_tensors
+    within = inherited(parent, np.where(of_tensors, 1, -1)) > 0
+    found: npt.NDArray[np.bool_] = converts & (parent >= 0) & within
+    return found

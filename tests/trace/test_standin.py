@@ -95,3 +95,14 @@ def test_kernels_are_preferred_where_there_are_any() -> None:
 def test_the_export_under_another_name_is_the_same(recorded: Timeline, tmp_path: Path) -> None:
     assert recorded.devices[0].name == "CPU"
     assert recorded.kernels["launch_id"].eq(-1).all()
+
+
+def test_a_number_among_the_operands_is_no_copy(tmp_path: Path) -> None:
+    x = torch.randn(64, 64)
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as recording:
+        ((x * 2.0 + 1) / 3).pow(2)
+        x.half()
+    path = tmp_path / "live.json"
+    recording.export_chrome_trace(str(path))
+    kernels = trace.load(path, stand_ins=True).kernels
+    assert kernels["name"].tolist() == ["aten::mul", "aten::add", "aten::div", "aten::pow", "aten::copy_"]
