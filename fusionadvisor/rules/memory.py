@@ -83,7 +83,8 @@ class OutOfPlace(Rule):
             return said
         users = [u for u in facts.dataflow.consumers(source) if u.index != act.index]
         if users:
-            return f"its input is also read by {name(users[0])}"
+            reader = "the backward pass" if users[0].phase == "backward" else name(users[0])
+            return f"its input is also read by {reader}"
         if source.escapes:
             return "its input is returned or kept"
         if facts.training and source.op in _SAVES_OUTPUT:

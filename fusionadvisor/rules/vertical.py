@@ -288,10 +288,12 @@ class PointwiseChain(Rule):
         return compile_snippet(common(facts.nodes[i] for i in c.nodes) for c in found)
 
     def _evidence(self, facts: Facts, group: Group) -> tuple[str, ...]:
-        said = [
-            f"{chain(facts.nodes[i] for i in group.nodes)}: writes, then re-reads, {units.size_bytes(group.internal)} "
-            f"that one kernel keeps in registers; {units.size_bytes(group.external)} remain."
-        ]
+        members, rest = chain(facts.nodes[i] for i in group.nodes), units.size_bytes(group.external)
+        if group.internal:
+            kept = f"writes, then re-reads, {units.size_bytes(group.internal)} that one kernel keeps in registers"
+        else:
+            kept = "each reads the same tensor, which one kernel reads once"
+        said = [f"{members}: {kept}; {rest} remain."]
         if facts.bandwidth is None:
             said.append("Saves at most the measured times of its kernels, all but the longest.")
         return tuple(said)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 from fusionadvisor.analysis.facts import Facts
 from fusionadvisor.report.model import NearMiss, Range
@@ -258,3 +259,21 @@ def test_hooks_of_a_model_in_words() -> None:
     model[0].register_forward_hook(lambda *_: None)
     model[1].register_forward_pre_hook(lambda *_: None)
     assert hooked(model) == {"0": "has a forward hook", "1": "has a forward pre-hook"}
+
+
+class _Readers(nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x * 2, x.sigmoid()
+
+
+def test_readers_of_one_tensor_reread_nothing_of_their_own() -> None:
+    (finding,) = (f for f in engine.run(live.of(_Readers(), torch.ones(64, 64))).findings if f.rule == "FA103")
+    assert "each reads the same tensor, which one kernel reads once; 49.2 kB remain." in finding.evidence[0]
+
+
+def test_a_gradient_that_reads_the_input_is_called_the_backward_pass() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.SiLU())
+    x = torch.ones(4, 8)
+    step = live.of_step(model, lambda: model(x).sum().backward())
+    reasons = [m.reason for m in engine.run(step).near_misses if m.rule == "FA401"]
+    assert reasons == ["1 is not done in place: its input is also read by the backward pass"]
