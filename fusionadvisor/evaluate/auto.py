@@ -12,7 +12,7 @@ from fusionadvisor.evaluate.search import Outcome, Progress, Trying
 from fusionadvisor.evaluate.trial import Done, Goal, Job
 from fusionadvisor.evaluate.worker import Limits
 from fusionadvisor.recipe import Step
-from fusionadvisor.report.model import INTERRUPTED, Attempt, Finding, Hunt, Timing, Warning, Workload
+from fusionadvisor.report.model import INTERRUPTED, Attempt, Finding, Hunt, Timing, Warning, Workload, called
 from fusionadvisor.strategies.base import Strategy
 from fusionadvisor.units import time_us
 from fusionadvisor.workload.program import Program
@@ -44,7 +44,7 @@ class Chain:
     @property
     def name(self) -> str:
         """``fuse_modules, compile``."""
-        return ", ".join(step.strategy for step in self.steps)
+        return ", ".join(called(step.strategy, step.parameters) for step in self.steps)
 
 
 @dataclass
@@ -93,6 +93,8 @@ class Search:
     dropped: list[Attempt] = field(default_factory=list)
     chains: list[Chain] = field(default_factory=list)
     """Every combination whose last step was a gain, or looked like one, in the order found."""
+    unproven: set[int] = field(default_factory=set)
+    """Attempts that would be kept outside a search, which is for gains alone."""
     unreached: list[str] = field(default_factory=list)
     places: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """The modules each strategy would change; none for the whole model."""
@@ -137,8 +139,10 @@ class Search:
 
     def _told(self, index: int, attempt: Attempt, best: Chain | None) -> Attempt:
         if best is not None and index in best.attempts:
-            late = f"{attempt.reason} Proven only in the check of the whole.".lstrip()
+            late = f"{attempt.reason} Kept: proven in the check of the whole.".lstrip()
             return attempt if attempt.kept else replace(attempt, kept=True, reason=late)
+        if index in self.unproven:
+            return replace(attempt, reason=f"{attempt.reason} Only a proven gain is kept.".lstrip())
         if not attempt.kept:
             return attempt
         if best is None:
@@ -243,9 +247,9 @@ class Search:
             on: What to try it on.
             shared: Among how many attempts the time left is shared, this one included.
         """
+        what = f"{called(strategy.id, strategy.parameters())} on {on.name or 'the original'}"
         left = self._left_s() / shared
         if left < max(SHORTEST_ATTEMPT_S, self._quick_s / 2 if strategy.slow else 0.0):
-            where = f"{strategy.id} on {on.name or 'the original'}"
             reason = f"Dropped: of the budget of {self.budget_s:g} s too little was left for it."
             self.attempts.append(
                 Attempt(
@@ -253,7 +257,7 @@ class Search:
                     on=tuple(step.strategy for step in on.steps),
                 )
             )  # fmt: skip
-            self.unreached.append(where)
+            self.unreached.append(what)
             return None
         self.trying.limits = replace(self.trying.limits, timeout_s=min(self.timeout_s, round(left, 1)))
         began = self.clock()
@@ -263,9 +267,10 @@ class Search:
         likely = not made.kept and done.step is not None and looks_better(made, self.trying.goal)
         if made.kept and not proven(made, self.trying.goal):
             likely = looks_better(made, self.trying.goal)
-            made = replace(made, kept=False, reason=f"{made.reason} Only a proven gain is kept.".lstrip())
+            made = replace(made, kept=False)
+            self.unproven.add(len(self.attempts))
         elif made.outcome == "timed_out":
-            self.unreached.append(f"{strategy.id} on {on.name or 'the original'}")
+            self.unreached.append(what)
             made = replace(made, reason=f"{made.reason} A budget longer than {self.budget_s:g} s gives it more.")
         self.attempts.append(made)
         if done.step is None or not (made.kept or likely):

@@ -81,7 +81,7 @@ def _columns(sheet: Sheet, cells: Sequence[str], *, style: str = "dim", last: st
 
 
 def _attempt(sheet: Sheet, report: Report, number: int, attempt: Attempt) -> None:
-    words = labels.OUTCOMES[attempt.outcome] + (", kept" if attempt.kept else "") + _base(report, attempt)
+    words = labels.outcome(report, attempt)
     style = STYLES[attempt.outcome]
     if times := labels.paired(attempt):
         looked = attempt.sites.matched + len(attempt.sites.refused)
@@ -105,14 +105,6 @@ def _attempt(sheet: Sheet, report: Report, number: int, attempt: Attempt) -> Non
             style=style, lead=[f"  {sheet.cell(str(number), 3)}", (name, "bold")], indent=INDENT + len(name),
         )  # fmt: skip
     _details(sheet, report, attempt)
-
-
-def _base(report: Report, attempt: Attempt) -> str:
-    """What it was tried on, where a search tried it on more than one thing."""
-    if attempt.on:
-        return f", on top of {', '.join(attempt.on)}"
-    again = any(other.on and other.strategy == attempt.strategy for other in report.attempts)
-    return ", on the original" if report.hunt and again else ""
 
 
 def _interval(sheet: Sheet, attempt: Attempt) -> None:
@@ -163,7 +155,7 @@ def _path(sheet: Sheet, report: Report) -> None:
         return
     sheet.gap()
     kept = [a for a in report.attempts if a.kept]
-    steps = [f"{a.strategy}{f' {labels.ratio(a.speedup.median)}' if a.speedup else ''}" for a in kept]
+    steps = [f"{a.name}{f' {labels.ratio(a.speedup.median)}' if a.speedup else ''}" for a in kept]
     way = " → ".join(["original", *steps]) if steps else "nothing was kept"
     spent = f"{hunt.spent_s:.0f} of {hunt.budget_s:g} s"
     for_ = "" if hunt.goal == "latency" else f" for {hunt.goal}"
@@ -223,6 +215,8 @@ def _measured(report: Report, attempt: Attempt, credit: Credit) -> str:
     went, scale = credit.measured_us, verdict.scale(report)
     if went is None:
         return "not measured"
+    if labels.late(report, attempt):
+        return "proven in the check of the whole"
     if attempt.outcome == "same":
         return "no proven difference"
     shared = f" for {credit.shared} findings together" if credit.shared > 1 else ""

@@ -16,6 +16,7 @@ from fusionadvisor.report.model import (
     Timing,
     Workload,
 )
+from fusionadvisor.units import plural
 
 KINDS = {
     "gemm": "matrix multiply",
@@ -190,6 +191,35 @@ def paired(attempt: Attempt) -> str:
 
 
 PAIRED = "After is the median before over the speed-up, which is of pairs: what slows both arms cancels."
+
+
+def outcome(report: Report, attempt: Attempt) -> str:
+    """How an attempt ended, whether it was kept, and on what it was tried where a search tried it on more than one."""
+    words = OUTCOMES[attempt.outcome]
+    if late(report, attempt):
+        words += " by itself"  # its reason says that it was kept, and why
+    elif attempt.kept:
+        words += ", kept"
+    others = [other for other in report.attempts if other.strategy == attempt.strategy]
+    if report.hunt and any(other.parameters != attempt.parameters for other in others):
+        words += f", {_part(attempt)}"
+    if attempt.on:
+        return f"{words}, on top of {', '.join(attempt.on)}"
+    return f"{words}, on the original" if report.hunt and any(other.on for other in others) else words
+
+
+def late(report: Report, attempt: Attempt) -> bool:
+    """Whether only the check of the whole proved an attempt; a search for less memory keeps what is not faster."""
+    return report.hunt is not None and report.hunt.goal != "memory" and attempt.kept and attempt.outcome == "same"
+
+
+def _part(attempt: Attempt) -> str:
+    """Which part of the model it was tried on: ``on 12 blocks (layers.0 … layers.11)``."""
+    if not attempt.parameters.get("regions"):
+        return "on the whole model"
+    paths = attempt.parameters["regions"].split(",")
+    more = f" … {paths[-1]}" if len(paths) > 1 else ""
+    return f"on {plural(len(paths), 'block')} ({paths[0]}{more})"
 
 
 def bound(report: Report) -> str:

@@ -110,16 +110,16 @@ def _finding(report: Report, finding: Finding) -> list[str]:
 
 
 def _attempts(report: Report) -> str:
-    rows = [_attempt(attempt) for attempt in report.attempts]
+    rows = [_attempt(report, attempt) for attempt in report.attempts]
     word = f"{labels.kernel_word(report)}s"
     head = ["strategy", "outcome", word, "error vs eager's", "before → after", "speed-up (95 %)"]
     shown = table(head, rows, numbers=(3, 5))
     return f"{shown}\n\n{labels.PAIRED}" if any(map(labels.paired, report.attempts)) else shown
 
 
-def _attempt(attempt: Attempt) -> list[str]:
+def _attempt(report: Report, attempt: Attempt) -> list[str]:
     check, counts, gain = attempt.verification, attempt.kernels, attempt.speedup
-    outcome = labels.OUTCOMES[attempt.outcome] + (", kept" if attempt.kept else "")
+    outcome = labels.outcome(report, attempt)
     return [
         code(attempt.strategy),
         f"{outcome}. {escape(attempt.reason)}" if attempt.reason else outcome,

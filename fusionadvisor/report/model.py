@@ -5,9 +5,12 @@ number never share a field: a *bound* (what could be saved), a *measurement* (wi
 GPU that is not here). JSON keys are the field names; see :mod:`fusionadvisor.report.codec`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from importlib import import_module
 from typing import TYPE_CHECKING, Literal, cast
+
+from fusionadvisor.units import plural
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -471,6 +474,17 @@ class Attempt:
     """Strategies on whose result it was tried and measured; empty for the original model."""
     credits: tuple[Credit, ...] = ()
     """For each finding it addressed or closed."""
+
+    @property
+    def name(self) -> str:
+        """``compile``, or ``compile of 12 blocks``."""
+        return called(self.strategy, self.parameters)
+
+
+def called(strategy: str, parameters: Mapping[str, str]) -> str:
+    """Name what is tried so that a strategy on some modules is told from the same on the whole model."""
+    regions = parameters.get("regions")
+    return f"{strategy} of {plural(len(regions.split(',')), 'block')}" if regions and regions != "auto" else strategy
 
 
 @dataclass(frozen=True, slots=True)

@@ -275,3 +275,26 @@ def test_a_search_tells_its_path_and_what_it_did_not_reach() -> None:
     assert "faster, kept, on top of fuse_modules" in said
     assert "faster, on the original. Dropped." in said
     assert "nothing was kept; 1 measurement" in text(replace(APPLY, attempts=(alone,), hunt=hunt))
+
+
+def test_a_strategy_tried_on_blocks_and_on_the_whole_model_is_told_apart() -> None:
+    whole = replace(APPLY.attempts[1], on=(), kept=False, reason="Dropped.")
+    blocks = replace(whole, kept=True, reason="", parameters={"regions": "layers.0,layers.1"})
+    hunt = Hunt("latency", 120.0, 98.7)
+    report = replace(APPLY, attempts=(blocks, whole), hunt=hunt)
+    said = " ".join(text(report).split())
+    assert "faster, kept, on 2 blocks (layers.0 … layers.1)" in said
+    assert "faster, on the whole model. Dropped." in said
+    assert "Path original → compile of 2 blocks 1.66×" in said
+    assert "faster, kept, on 2 blocks" in markdown.compose(report)
+    assert "faster, on the whole model" in html.compose(report)
+
+
+def test_what_only_the_check_of_the_whole_proved_is_said_once() -> None:
+    reason = "Less is run. Kept: proven in the check of the whole."
+    late = replace(APPLY.attempts[1], outcome="same", on=(), reason=reason)
+    report = replace(CPU_PROFILE, command="apply", attempts=(late,), hunt=Hunt("latency", 120.0, 98.7))
+    said = " ".join(text(report).split())
+    assert "no proven difference by itself. Less is run. Kept: proven in the check of the whole." in said
+    assert "compile: proven in the check of the whole" in said
+    assert "compile: no proven difference" not in said
