@@ -64,7 +64,10 @@ class LaunchBound(Rule):
         if launch.break_even_us is None:
             return Looked(skipped="no kernel was launched on its own")
         if launch.saving_us is None:
-            return self._unknown(facts) if launch.idle_share >= WORTH_SHARE else Looked()
+            if launch.idle_share < WORTH_SHARE:
+                return Looked()
+            predicted = facts.timeline.basis == "predicted"
+            return self._predicted(launch.break_even_us) if predicted else self._unknown(facts)
         step = launch.saving_us / facts.steps
         if not facts.step_us or step < WORTH_SHARE * facts.step_us:
             return Looked()
@@ -84,6 +87,14 @@ class LaunchBound(Rule):
     def snippet(self, found: Sequence[Candidate], facts: Facts) -> str:
         """Compile with graphs, or capture by hand."""
         return 'model = torch.compile(model, mode="reduce-overhead")  # captures CUDA graphs where it can'
+
+    def _predicted(self, break_even_us: float) -> Looked:
+        """No CPU ran: the limit alone, and nothing of idle time."""
+        said = (
+            f"Launch-bound if the CPU needs more than {break_even_us:.2f} µs a kernel; the CPU's time a kernel is not "
+            "known for a predicted step."
+        )
+        return Looked((Candidate((), NOTHING, "step", step_us=NOTHING, evidence=(said,)),))
 
     def _unknown(self, facts: Facts) -> Looked:
         launch = facts.launch

@@ -131,6 +131,13 @@ def test_heavy_recording_has_break_even_and_no_saving() -> None:
     assert advice.fusion.launch_bound.share is None
 
 
+def test_a_prediction_says_the_break_even_and_nothing_of_idle_time() -> None:
+    advice = engine.run(Facts(replace(idle(100, 2, 50, Recording()), basis="predicted")))
+    (finding,) = (f for f in advice.findings if f.rule == "FA301")
+    said = "the CPU's time a kernel is not known for a predicted step."
+    assert finding.evidence == (f"Launch-bound if the CPU needs more than 2.00 µs a kernel; {said}",)
+
+
 def test_idle_time_is_said_by_cause() -> None:
     """A hundred kernels of 2 µs every 50 µs: 99 gaps of 48, each ended by a late launch."""
     advice = engine.run(Facts(idle(100, 2, 50, Recording(stacks=True))))
