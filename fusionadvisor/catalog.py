@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.machinery import PathFinder
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -138,6 +138,12 @@ def strategies() -> tuple[Entry, ...]:
     return *STRATEGIES, *_plugins(STRATEGIES_GROUP, tuple(sys.path))
 
 
+def refused_rules() -> tuple[tuple[str, str], ...]:
+    """Rules of other packages that are left out because their id is a built-in one: id and package, each once."""
+    points = (p for p in entry_points(group=RULES_GROUP) if p.name in _BUILT_IN)
+    return tuple(dict.fromkeys((point.name, _package(point)) for point in points))
+
+
 def entry(identifier: str) -> Entry:
     """Return the entry of a rule or strategy id, in any case.
 
@@ -183,7 +189,7 @@ def _plugins(group: str, path: tuple[str, ...]) -> tuple[Entry, ...]:
         written = _class(home)
         title = inspect.cleandoc((written and ast.get_docstring(written)) or point.name).splitlines()[0].rstrip(".")
         said = dict(_literals(written)) if written else {}
-        of = f"{point.dist.name} {point.dist.version}" if point.dist else "another package"
+        of = _package(point)
         if group == STRATEGIES_GROUP:
             found[point.name] = Entry(point.name, title, home, package=of)
         else:
@@ -192,6 +198,10 @@ def _plugins(group: str, path: tuple[str, ...]) -> tuple[Entry, ...]:
                 said.get("timed") is True, of,
             )  # fmt: skip
     return tuple(found.values())
+
+
+def _package(point: EntryPoint) -> str:
+    return f"{point.dist.name} {point.dist.version}" if point.dist else "another package"
 
 
 def _class(home: str) -> ast.ClassDef | None:

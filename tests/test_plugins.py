@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from fusionadvisor import catalog, strategies
+from fusionadvisor.analysis.facts import Facts
 from fusionadvisor.errors import InputError
 from fusionadvisor.report import condition
 from fusionadvisor.rules import engine
+from tests.builders import timeline
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "plugin"
@@ -71,6 +73,8 @@ def test_a_rule_of_the_tool_cannot_be_taken_over(tmp_path: Path, monkeypatch: py
     monkeypatch.syspath_prepend(str(tmp_path))
     assert not catalog.entry("FA101").package
     assert "auto" not in strategies.ids()
+    said = [w.message for w in engine.run(Facts(timeline([]))).warnings]
+    assert "Rule FA101 of theirs 2.0 is left out: FA101 is a built-in id." in said
 
 
 THEIRS = """
@@ -105,9 +109,6 @@ def declare(folder: Path, groups: dict[str, str]) -> None:
 
 
 def test_broken_rules_cost_a_warning_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fusionadvisor.analysis.facts import Facts
-    from tests.builders import timeline
-
     (tmp_path / "theirs.py").write_text(THEIRS)
     declare(tmp_path, {"rules": DECLARED})
     monkeypatch.syspath_prepend(str(tmp_path))
