@@ -14,7 +14,7 @@ from importlib.machinery import PathFinder
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fusionadvisor.errors import InputError, did_you_mean
 
@@ -130,18 +130,17 @@ _BUILT_IN = {entry.id: entry for entry in (*RULES, *STRATEGIES, SEARCH)}
 
 def rules() -> tuple[Entry, ...]:
     """Every rule: the built-in ones, then those of other packages."""
-    return *RULES, *_plugins(RULES_GROUP, tuple(sys.path))
+    return *RULES, *_plugins(RULES_GROUP, tuple(sys.path)).entries
 
 
 def strategies() -> tuple[Entry, ...]:
     """Every strategy: the built-in ones, then those of other packages."""
-    return *STRATEGIES, *_plugins(STRATEGIES_GROUP, tuple(sys.path))
+    return *STRATEGIES, *_plugins(STRATEGIES_GROUP, tuple(sys.path)).entries
 
 
 def refused_rules() -> tuple[tuple[str, str], ...]:
     """Rules of other packages that are left out because their id is a built-in one: id and package, each once."""
-    points = (p for p in entry_points(group=RULES_GROUP) if p.name in _BUILT_IN)
-    return tuple(dict.fromkeys((point.name, _package(point)) for point in points))
+    return _plugins(RULES_GROUP, tuple(sys.path)).refused
 
 
 def entry(identifier: str) -> Entry:
@@ -178,18 +177,27 @@ def page(identifier: str) -> str:
     return inspect.cleandoc(ast.get_docstring(written) or "")
 
 
+class _Plugins(NamedTuple):
+    entries: tuple[Entry, ...]
+    refused: tuple[tuple[str, str], ...]
+    """Ids that are built-in ones, each with the package that wants it."""
+
+
 @lru_cache
-def _plugins(group: str, path: tuple[str, ...]) -> tuple[Entry, ...]:
+def _plugins(group: str, path: tuple[str, ...]) -> _Plugins:
     """What other packages on ``path`` bring; an id that is taken already is not theirs."""
     found: dict[str, Entry] = {}
+    refused: dict[tuple[str, str], None] = {}
     for point in entry_points(group=group):
+        of = _package(point)
+        if point.name in _BUILT_IN:
+            refused[point.name, of] = None
         if point.name in _BUILT_IN or point.name in found:
             continue
         home = f"{point.module}:{point.attr}"
         written = _class(home)
         title = inspect.cleandoc((written and ast.get_docstring(written)) or point.name).splitlines()[0].rstrip(".")
         said = dict(_literals(written)) if written else {}
-        of = _package(point)
         if group == STRATEGIES_GROUP:
             found[point.name] = Entry(point.name, title, home, package=of)
         else:
@@ -197,7 +205,7 @@ def _plugins(group: str, path: tuple[str, ...]) -> tuple[Entry, ...]:
                 point.name, title, home, tuple(said.get("remedies", ())), said.get("passed") or f"{point.name} passed",
                 said.get("timed") is True, of,
             )  # fmt: skip
-    return tuple(found.values())
+    return _Plugins(tuple(found.values()), tuple(refused))
 
 
 def _package(point: EntryPoint) -> str:

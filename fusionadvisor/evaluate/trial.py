@@ -23,6 +23,7 @@ from fusionadvisor.report.model import Attempt, Sites, Speedup, TimelineSummary,
 from fusionadvisor.strategies.base import Call, Plan, Strategy, Subject
 from fusionadvisor.workload.inputs import batch_size
 from fusionadvisor.workload.program import Program
+from fusionadvisor.workload.usercode import one_line
 
 Tell = Callable[[str], None]
 Goal = Literal["latency", "throughput", "memory"]
@@ -297,7 +298,7 @@ def copied(model: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(model)
     except (RuntimeError, TypeError, NotImplementedError) as error:
-        raise StrategyError(f"The model cannot be copied: {str(error).splitlines()[0]}.") from error
+        raise StrategyError(f"The model cannot be copied: {one_line(error)}.") from error
 
 
 def _subject(program: Program, base: nn.Module) -> Subject:

@@ -23,6 +23,7 @@ from fusionadvisor.report.model import Refusal, Source
 from fusionadvisor.strategies import leaves, parts, rows, source, sums
 from fusionadvisor.strategies.base import Site
 from fusionadvisor.strategies.modules import hook, replace
+from fusionadvisor.workload.usercode import one_line
 
 FEWEST = 3
 """Two are not fewer kernels: their inputs have to be put side by side first."""
@@ -286,8 +287,7 @@ def _captured(owner: nn.Module, path: str) -> _Forward | str:
     try:
         graph = leaves.trace(owner, {}, through=True)
     except leaves.FAILURES as error:
-        said = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
-        return f"the forward of {path or 'the model'} cannot be captured: {said}"
+        return f"the forward of {path or 'the model'} cannot be captured: {one_line(error)}"
     return _Forward(graph, _named(graph, owner))
 
 

@@ -12,6 +12,7 @@ from fusionadvisor.flow.graph import FlowGraph, Op
 from fusionadvisor.report.model import Refusal, Source
 from fusionadvisor.strategies.base import Plan, Site, Strategy, Subject
 from fusionadvisor.strategies.modules import blocker
+from fusionadvisor.workload.usercode import one_line
 
 _CONVOLUTIONS = (nn.Conv2d, nn.ConvTranspose2d)
 _LAYOUT_READERS = frozenset({"aten::as_strided", "aten::set_", "aten::resize_", "aten::_reshape_alias"})
@@ -104,7 +105,7 @@ def _failure(subject: Subject) -> Refusal | None:
             frames = [f for f in traceback.extract_tb(error.__traceback__) if is_user_file(f.filename)]
             where = Source(frames[-1].filename, frames[-1].lineno or 0) if frames else None
             at = f" at {frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else ""
-            what = str(error).splitlines()[0].partition(" (")[0].rstrip(".")
+            what = one_line(error).partition(" (")[0].rstrip(".")
             return Refusal("the convolutions", f"In channels-last it fails{at}: {what}.", where)
     return None
 

@@ -17,6 +17,7 @@ from fusionadvisor.report.model import Refusal
 from fusionadvisor.strategies.base import Plan, Site, Strategy, Subject
 from fusionadvisor.units import plural
 from fusionadvisor.workload.training import CLIPPERS, CLIPPING, OPTIONS, set_options
+from fusionadvisor.workload.usercode import one_line
 
 FORMS = {"fused": {"fused": True, "foreach": False}, "foreach": {"fused": False, "foreach": True}}
 """The options of each form, the one with fewer kernels first."""
@@ -149,7 +150,7 @@ def _unsupported(optimizer: Optimizer, form: str) -> str:
     try:
         _twin(optimizer, form)
     except (RuntimeError, ValueError) as error:
-        return f"{name} cannot run {form} here: {str(error).splitlines()[0].rstrip('.')}."
+        return f"{name} cannot run {form} here: {one_line(error)}."
     return ""
 
 

@@ -18,6 +18,7 @@ from fusionadvisor.strategies.attention import Attention, Reader
 from fusionadvisor.strategies.base import Plan, Site, Strategy, Subject
 from fusionadvisor.strategies.modules import blocker
 from fusionadvisor.workload.inputs import Call, tensors_in
+from fusionadvisor.workload.usercode import one_line
 
 _SOFTMAX = frozenset({"aten::_softmax", "aten::softmax", "aten::_safe_softmax"})
 _PLAIN = (bool, int, float, str, type(None))
@@ -78,7 +79,7 @@ class Sdpa(Strategy):
             try:
                 graph = leaves.trace(module, form.literals(module))
             except leaves.FAILURES as error:
-                raise StrategyError(f"{site.name} cannot be captured: {_first_line(error)}.") from error
+                raise StrategyError(f"{site.name} cannot be captured: {_first_sentence(error)}.") from error
             wanted = dict(site.data["attentions"])
             for found in list(Reader(module, graph).found()):
                 if found.root.name in wanted:
@@ -189,7 +190,7 @@ class _Proof:
             found = list(reader.found())
             values = [_values(work, graph, call) for call in calls] if found else []
         except leaves.FAILURES as error:
-            return None, [f"{name} cannot be captured: {_first_line(error)}"]
+            return None, [f"{name} cannot be captured: {_first_sentence(error)}"]
         reasons = [f"{name}: {reason}" for _, reason in reader.refused]
         proven = []
         for attention in found:
@@ -362,6 +363,5 @@ def _line(subject: Subject, path: str) -> Source | None:
     return None
 
 
-def _first_line(error: Exception) -> str:
-    first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return first.partition(". ")[0].rstrip(".")
+def _first_sentence(error: Exception) -> str:
+    return one_line(error).partition(". ")[0]

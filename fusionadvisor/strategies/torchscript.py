@@ -19,6 +19,7 @@ from fusionadvisor.flow.graph import FlowGraph, Op
 from fusionadvisor.report.model import Refusal, Source
 from fusionadvisor.strategies.base import Call, Plan, Site, Strategy, Subject
 from fusionadvisor.strategies.modules import blocker, hooked
+from fusionadvisor.workload.usercode import one_line
 
 _FAILURES = (
     FrontendError, RuntimeError, OSError, TypeError, AttributeError, ValueError, KeyError, IndexError, AssertionError
@@ -177,6 +178,5 @@ def _quiet() -> Iterator[None]:
 
 
 def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = lines[0] if lines else type(error).__name__
-    return text if text.endswith((".", ":")) else f"{text}."
+    text = one_line(error)
+    return text if text.endswith(":") else f"{text}."

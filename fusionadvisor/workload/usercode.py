@@ -54,10 +54,15 @@ def what_happened(error: BaseException) -> str:
     return f"{place + ': ' if place else ''}{type(error).__name__}{': ' + message if message else ''}"
 
 
-def first_line(message: str, limit: int = 240) -> str:
-    """The first line of a message that says something, shortened, without a full stop."""
+def first_line(message: str, limit: int | None = 240) -> str:
+    """The first line of a message that says something, shortened to a limit, without a full stop."""
     line = next((line.strip() for line in message.splitlines() if line.strip()), "")
-    return (line[: limit - 1] + "…" if len(line) > limit else line).rstrip(".")
+    return (line[: limit - 1] + "…" if limit and len(line) > limit else line).rstrip(".")
+
+
+def one_line(error: BaseException) -> str:
+    """The whole first line of an error's message, without a full stop; its type where it has no message."""
+    return first_line(str(error), limit=None) or type(error).__name__
 
 
 def _place(error: BaseException) -> str:
