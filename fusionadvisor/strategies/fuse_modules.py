@@ -8,9 +8,10 @@ from torch import nn
 
 from fusionadvisor.flow.graph import FlowGraph, ModuleCall, Op
 from fusionadvisor.report.model import Refusal, Source
-from fusionadvisor.strategies import folding, pairing, source
+from fusionadvisor.strategies import folding, pairing
 from fusionadvisor.strategies.base import Plan, Site, Strategy, Subject
 from fusionadvisor.strategies.modules import Sharing, blocker, replace, unfit
+from fusionadvisor.strategies.survey import Survey
 
 _ACTIVATIONS = (nn.ReLU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.LeakyReLU, nn.Hardswish, nn.ELU)
 
@@ -52,7 +53,7 @@ class FuseModules(Strategy):
             return Plan(blocker="In training a batch norm uses its batch's statistics; it folds in inference only.")
         if reason := blocker(subject.model):
             return Plan(blocker=reason)
-        survey = _Survey(subject.model, subject.graphs, Sharing(subject.model), source.read(subject.model))
+        survey = _Survey.of(subject)
         sites: list[Site] = []
         refused: list[Refusal] = []
         taken: set[str] = set()
@@ -160,14 +161,8 @@ def _features(layer: nn.Module, out: bool) -> int:
     return int(getattr(layer, names[0] if out else names[1]))
 
 
-@dataclass(frozen=True)
-class _Survey:
-    """A model with its recordings and its code."""
-
-    model: nn.Module
-    graphs: tuple[FlowGraph, ...]
-    sharing: Sharing
-    code: source.Code
+class _Survey(Survey):
+    """Layers with a batch norm beside them, and what speaks against folding it."""
 
     def pairs(self) -> Iterator[_Pair]:
         """Neighbours in any recording: those with the norm after the layer first."""

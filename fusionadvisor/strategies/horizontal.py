@@ -2,7 +2,6 @@
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -14,6 +13,7 @@ from fusionadvisor.report.model import Refusal, Source
 from fusionadvisor.strategies import batched, parts, source, sums
 from fusionadvisor.strategies.base import Plan, Site, Strategy, Subject
 from fusionadvisor.strategies.modules import Sharing, blocker, replace, unfit
+from fusionadvisor.strategies.survey import Survey
 
 _LAYOUT = frozenset(
     {"view", "view_as", "as_strided", "data_ptr", "stride", "is_contiguous", "untyped_storage", "numpy"}
@@ -65,7 +65,7 @@ class Horizontal(Strategy):
             return Plan(blocker="In training the optimizer holds the separate weights; layers merge in inference only.")
         if reason := blocker(subject.model):
             return Plan(blocker=reason)
-        survey = _Survey(subject.model, subject.graphs, Sharing(subject.model), source.read(subject.model))
+        survey = _Survey.of(subject)
         sites: list[Site] = []
         refused: dict[str, Refusal] = {}
         for found in survey.found():
@@ -129,14 +129,8 @@ def _merge(model: nn.Module, paths: list[str]) -> None:
         replace(model, path, parts.Part(layers[index], handout, index, sizes, first))
 
 
-@dataclass(frozen=True)
-class _Survey:
-    """A model with its recordings and its code."""
-
-    model: nn.Module
-    graphs: tuple[FlowGraph, ...]
-    sharing: Sharing
-    code: source.Code
+class _Survey(Survey):
+    """Layers that read one value, and what speaks against merging them."""
 
     def found(self) -> Iterator[Site | Refusal]:
         """A site for each group that may be merged, and a refusal for each layer or group that may not."""

@@ -10,7 +10,7 @@ import linecache
 import random
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -307,19 +307,23 @@ def generator_shift(generator: torch.Generator) -> float:
     return float(torch.randn((), generator=generator)) * 2
 
 
-def main() -> None:
-    from fusionadvisor import strategies
-
-    count, name = int(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else "fuse_modules"
+def tell(checks: Iterable[tuple[int, int, str]]) -> None:
+    """Print what was wrong, as it is found, and in the end how many models and places there were."""
     tally: Counter[str] = Counter()
-    gc.collect()
-    gc.freeze()  # each recording collects garbage; what is here already is none
-    for seed in range(count):
-        changed, refused, wrong = check(strategies.get(name), seed)
+    for changed, refused, wrong in checks:
         tally.update(models=1, changed=changed, refused=refused, models_changed=changed > 0, wrong=bool(wrong))
         if wrong:
             sys.stdout.write(wrong + "\n")
     sys.stdout.write(f"{dict(tally)}\n")
+
+
+def main() -> None:
+    from fusionadvisor import strategies
+
+    count, name = int(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else "fuse_modules"
+    gc.collect()
+    gc.freeze()  # each recording collects garbage; what is here already is none
+    tell(check(strategies.get(name), seed) for seed in range(count))
 
 
 if __name__ == "__main__":

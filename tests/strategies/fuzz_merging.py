@@ -5,13 +5,12 @@ Run ``python -m tests.strategies.fuzz_merging 2000 horizontal`` (or ``batched``,
 
 import random
 import sys
-from collections import Counter
 
 import torch
 from torch import nn
 
 from fusionadvisor import strategies
-from tests.strategies.fuzz import check, doubles, made, shifts
+from tests.strategies.fuzz import check, doubles, made, shifts, tell
 
 SHAPE = (6, 8)
 HEADER = """import math
@@ -262,15 +261,8 @@ BUILDERS = {"horizontal": (merging, summing), "batched": (batching,), "sdpa": (a
 
 def main() -> None:
     count, name = int(sys.argv[1]), sys.argv[2]
-    tally: Counter[str] = Counter()
-    for seed in range(count):
-        for build in BUILDERS[name]:
-            strategy = strategies.get("horizontal" if name == "batched" else name)
-            changed, refused, wrong = check(strategy, seed, build, SHAPE)
-            tally.update(models=1, changed=changed, refused=refused, models_changed=changed > 0, wrong=bool(wrong))
-            if wrong:
-                sys.stdout.write(wrong + "\n")
-    sys.stdout.write(f"{dict(tally)}\n")
+    strategy = strategies.get("horizontal" if name == "batched" else name)
+    tell(check(strategy, seed, build, SHAPE) for seed in range(count) for build in BUILDERS[name])
 
 
 if __name__ == "__main__":
