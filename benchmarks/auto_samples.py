@@ -5,7 +5,8 @@ python benchmarks/auto_samples.py [--budget 120] [--json benchmarks/results/auto
 For each sample the search runs as ``apply --strategy auto`` does. Then the original, a copy of it, the result of the
 search and each strategy alone take turns in random order in one process: what the original and its copy differ by on
 this machine (the A/A band) stands beside every gain. A single strategy beats the search where the interval of
-search over single lies below that band.
+search over single lies below that band. Where the search kept nothing its result is the original: a single one then
+beats it where it is faster than that.
 """
 
 import argparse
@@ -91,7 +92,9 @@ def compared(name: str, budget_s: float) -> dict[str, Any]:
         "auto": [step.strategy for step in found.steps], "search_s": round(took_s, 1),
         "unreached": list(found.hunt.unreached) if found.hunt else [], "arms": rows, "best_single": best,
         "auto_over_best_single": [round(x, 3) for x in (against.median, *against.ci95)] if against else None,
-        "auto_loses": bool(against and against.ci95[1] < band[0]),
+        "auto_loses": bool(best and against) and (
+            against.ci95[1] < band[0] if found.steps else rows[best]["verdict"] == "faster"
+        ),
         "auto_slower_than_original": rows["auto"]["verdict"] == "slower",
         "not_measured": {i: s for i, s in singles.items() if isinstance(s, str)},
         "path": [
@@ -115,7 +118,7 @@ def machine() -> str:
     """What it ran on."""
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
-    return f"{os.cpu_count()} shared {platform.machine()} cores, no GPU, other work running"
+    return f"{os.cpu_count()} shared {platform.machine()} cores, no GPU"
 
 
 def main() -> None:
@@ -139,6 +142,7 @@ def main() -> None:
         command = [sys.executable, __file__, name, "--one", "--budget", str(given.budget)]
         said = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
         rows[name] = row = json.loads(said.splitlines()[-1])
+        row["load_average"] = round(os.getloadavg()[1], 2)
         ahead = f"{row['auto_over_best_single']} times {row['best_single']}" if row["best_single"] else "no single"
         gain = row["arms"]["auto"]
         print(f"{name:20} {' → '.join(row['auto']) or 'nothing kept'}: {gain['speedup']}x {gain['ci95']} "

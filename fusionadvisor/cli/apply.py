@@ -92,10 +92,16 @@ def apply(
     amp: AmpOption = None,
     accumulate: AccumulateOption = 1,
     timeout: Annotated[
-        float, _how("--timeout", metavar="SECONDS", min=1, help="Seconds one attempt may take.")
+        float,
+        _how("--timeout", metavar="SECONDS", min=1, help="Seconds of one attempt; the profile before is not limited."),
     ] = 300.0,
     budget: Annotated[
-        str | None, _how("--budget", metavar="TIME", help="With auto: how long to search, as 120s or 5m.")
+        str | None,
+        _how(
+            "--budget",
+            metavar="TIME",
+            help="With auto: how long to search, as 120s or 5m; profile and last check come on top.",
+        ),
     ] = None,
     goal: Annotated[Goal, _how("--goal", help="With auto: what to improve.")] = Goal.latency,
     save: Annotated[

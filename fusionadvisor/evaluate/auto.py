@@ -8,11 +8,11 @@ from pathlib import Path
 
 from fusionadvisor import strategies
 from fusionadvisor.errors import InputError
-from fusionadvisor.evaluate.search import Outcome, Progress, Trying
+from fusionadvisor.evaluate.search import Outcome, Progress, Trying, stopped
 from fusionadvisor.evaluate.trial import Done, Goal, Job
 from fusionadvisor.evaluate.worker import Limits
 from fusionadvisor.recipe import Step
-from fusionadvisor.report.model import INTERRUPTED, Attempt, Finding, Hunt, Timing, Warning, Workload, called
+from fusionadvisor.report.model import Attempt, Finding, Hunt, Timing, Warning, Workload, called
 from fusionadvisor.strategies.base import Strategy
 from fusionadvisor.units import time_us
 from fusionadvisor.workload.program import Program
@@ -293,8 +293,10 @@ def proven(made: Attempt, goal: Goal) -> bool:
 
 
 def looks_better(made: Attempt, goal: Goal) -> bool:
-    """Whether an attempt's own interval speaks for a gain, which two equal copies may have differed by as well."""
-    return goal != "memory" and made.speedup is not None and made.outcome == "same" and made.speedup.ci95[0] > 1
+    """Whether an attempt may be a gain that it measured too briefly to prove: likelier than not, and not ruled out."""
+    found = made.speedup
+    likely = found is not None and found.median > 1 and found.ci95[1] > found.aa_band[1]
+    return goal != "memory" and made.outcome == "same" and likely
 
 
 def _gain(made: Attempt, goal: Goal) -> float:
@@ -346,9 +348,8 @@ def search(
         trying.limits = Limits(timeout_s, memory_bytes)
         best, warnings = confirmed(trying, hunt.best(), lambda: hunt.start + budget_s - hunt.clock())
     except KeyboardInterrupt:
-        said = Warning(INTERRUPTED, "Interrupted: what was tried until then is reported.")
         trying.steps, trying.last = [], Done()
-        return replace(trying.outcome(hunt.told(None), [said], None), hunt=hunt.hunt)
+        return replace(trying.outcome(hunt.told(None), [stopped(save)], None), hunt=hunt.hunt)
     return replace(trying.outcome(hunt.told(best), warnings, save), hunt=hunt.hunt)
 
 

@@ -88,7 +88,9 @@ def attempt(
     ordered = sorted(chosen, key=lambda strategy: strategy.order)
     warnings: list[Warning] = []
     if ordered != chosen:
-        warnings.append(Warning("W-order", f"Tried in the order {', '.join(s.id for s in ordered)}."))
+        order = ", ".join(s.id for s in ordered)
+        said = f"Tried in the order {order}, not as given: each has to find what the one before it left."
+        warnings.append(Warning("W-order", said))
     trying = Trying(workload, Limits(timeout_s, memory_bytes), budget_s, progress, program)
     attempts: list[Attempt] = []
     for strategy in ordered:
@@ -100,7 +102,7 @@ def attempt(
         except KeyboardInterrupt:
             left = ordered[len(attempts) :]
             attempts += [Attempt(s.id, "not_tried", reason="Interrupted.", parameters=s.parameters()) for s in left]
-            warnings.append(Warning(INTERRUPTED, "Interrupted: what was tried until then is reported."))
+            warnings.append(stopped(save))
             save = None
             if len(trying.steps) > 1:  # to measure them together would take as long again
                 attempts, trying.steps = [replace(made, kept=False) for made in attempts], []
@@ -109,6 +111,12 @@ def attempt(
         if made.kept:
             trying.keep(done)
     return trying.outcome(attempts, warnings, save)
+
+
+def stopped(save: Path | None) -> Warning:
+    """What is said after Ctrl-C."""
+    unsaved = f" Nothing was written to {save}." if save is not None else ""
+    return Warning(INTERRUPTED, f"Interrupted: what was tried until then is reported.{unsaved}")
 
 
 @dataclass

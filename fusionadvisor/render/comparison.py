@@ -1,12 +1,13 @@
 """What differs between two reports, as text for a terminal and as Markdown. Works from the comparison alone."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fusionadvisor.render import labels
 from fusionadvisor.render.markdown import MARK, code, escape, table
 from fusionadvisor.render.terminal import MAX_WIDTH, ascii_only
 from fusionadvisor.render.text import Piece, Sheet, cleaned
-from fusionadvisor.report import diff
+from fusionadvisor.report import wording
 from fusionadvisor.report.diff import Comparison, Figure, FusionChange, Side, TimeChange
 from fusionadvisor.units import plural, size_bytes, time_us
 
@@ -71,15 +72,12 @@ def verdict(comparison: Comparison) -> str:
 
 
 def time(change: TimeChange) -> str:
-    """``latency 462.0 → 278.0 µs, 0.60× (95 %: 0.59–0.61): faster``."""
+    """``latency 462.0 → 278.0 µs, −40 % (95 %: −41 to −39 %): faster``."""
     times = labels.change(change.before_us / 1e3, change.after_us / 1e3)
-    between = f" (95 %: {change.ci95[0]:.2f}–{change.ci95[1]:.2f})" if change.ci95 and _wide(change.ci95) else ""
+    low, high = map(wording.percent_change, change.ci95 or (1.0, 1.0))
+    between = f" (95 %: {low} to {high})" if low != high else ""
     said = f"no verdict: {change.reason}" if change.verdict == "unknown" else change.verdict
-    return f"{change.what} {times}, {labels.ratio(change.ratio)}{between}: {said}"
-
-
-def _wide(interval: tuple[float, float]) -> bool:
-    return interval[0] != interval[1]
+    return f"{change.what} {times}, {wording.percent_change(change.ratio)}{between}: {said}"
 
 
 def _fusions(sheet: Sheet, comparison: Comparison) -> None:
@@ -88,14 +86,20 @@ def _fusions(sheet: Sheet, comparison: Comparison) -> None:
         return
     sheet.gap()
     sheet.add(("Fusions", "bold"))
-    for change in changes[:SHOWN]:
-        times = f" ×{change.count}" if change.count > 1 else ""
-        items: list[Piece] = [(f"{change.rule} {change.title}{times}", "bold"), change.module]
-        items += [labels.source(change.source)] + ([f"now at {change.to}"] if change.to else [])
+    alike = wording.alike(changes)
+    for places in alike[:SHOWN]:
+        change, count = places[0], sum(c.count for c in places)
+        times = f" ×{count}" if count > 1 else ""
+        items: list[Piece] = [(f"{change.rule} {change.title}{times}", "bold"), _modules_at(places)]
+        items += [labels.source(change.source)] + ([f"now at {change.to}"] if change.to and len(places) == 1 else [])
         lead: Piece = (f"  {event(change, comparison):<8}", _STYLE[change.event])
         sheet.flow([i for i in items if i], lead=[lead], indent=10)
-    if (more := len(changes) - SHOWN) > 0:
+    if (more := len(alike) - SHOWN) > 0:
         sheet.add((f"          and {more} more (all in --format json)", "dim"))
+
+
+def _modules_at(places: Sequence[FusionChange]) -> str:
+    return wording.listed([f"{c.module} (now {c.to})" if c.to and len(places) > 1 else c.module for c in places])
 
 
 def event(change: FusionChange, comparison: Comparison) -> str:
@@ -109,9 +113,9 @@ def _modules(sheet: Sheet, comparison: Comparison) -> None:
     sheet.gap()
     sheet.add(("Modules", "bold"))
     for change in comparison.modules[:SHOWN]:
-        items: list[Piece] = [(diff.names(change), "bold"), labels.source(change.source)]
+        items: list[Piece] = [(wording.names(change), "bold"), labels.source(change.source)]
         sheet.flow([i for i in items if i], lead=["  "], indent=2)
-        sheet.say(diff.module_words(change), indent=10)
+        sheet.say(wording.module_words(change), indent=10)
     if (more := len(comparison.modules) - SHOWN) > 0:
         sheet.add((f"  and {more} more (all in --format json)", "dim"))
 
@@ -160,12 +164,14 @@ def details(comparison: Comparison) -> list[str]:
     blocks = []
     if comparison.fusions:
         rows = [
-            [event(c, comparison), f"{c.rule} {escape(c.title)}", str(c.count), _place(c.module, c), code(c.to)]
-            for c in comparison.fusions[:SHOWN]
-        ]
+            [event(first, comparison), f"{first.rule} {escape(first.title)}", str(sum(c.count for c in (first, *more))),
+             _place(wording.listed([c.module for c in (first, *more)]), first),
+             code(wording.listed([c.to for c in (first, *more) if c.to]))]
+            for first, *more in wording.alike(comparison.fusions)[:SHOWN]
+        ]  # fmt: skip
         blocks.append(table(["fusion", "", "times", "where", "now at"], rows, numbers=(2,)))
     if comparison.modules:
-        rows = [[code(diff.names(m)), escape(diff.module_words(m))] for m in comparison.modules[:SHOWN]]
+        rows = [[code(wording.names(m)), escape(wording.module_words(m))] for m in comparison.modules[:SHOWN]]
         blocks.append(table(["module", "kernels"], rows))
     if changed := [f for f in comparison.figures if f.before != f.after]:
         rows = [[f.name, value(f, f.before), value(f, f.after), escape(f.meaning)] for f in changed]

@@ -1,5 +1,6 @@
 """The outcome of a gate, as text for a terminal and as Markdown. Works from the outcome alone."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fusionadvisor.render import comparison as compared
@@ -7,7 +8,9 @@ from fusionadvisor.render import labels
 from fusionadvisor.render.markdown import MARK, code, escape, table
 from fusionadvisor.render.terminal import MAX_WIDTH, ascii_only
 from fusionadvisor.render.text import Piece, Sheet, cleaned
-from fusionadvisor.report.budget import Breach, Check
+from fusionadvisor.report import wording
+from fusionadvisor.report.budget import Breach, Check, Place
+from fusionadvisor.report.step import numberless
 from fusionadvisor.units import plural
 
 if TYPE_CHECKING:
@@ -57,12 +60,21 @@ def _breach(sheet: Sheet, breach: Breach) -> None:
     sheet.gap()
     items: list[Piece] = [f"now {breach.found}", f"{breach.origin}: {breach.limit}"]
     sheet.flow(items, lead=[(f"  {breach.what}   ", "bold")], indent=4)
-    for place in breach.places[:PLACES]:
-        where = [i for i in (place.module, labels.source(place.source)) if i]
+    places = _alike(breach.places)
+    for modules, place in places[:PLACES]:
+        where = [i for i in (modules, labels.source(place.source)) if i]
         sheet.flow(where, lead=["    "], indent=6, gap="  ")
         sheet.say(place.words, style="dim", indent=6)
-    if (more := len(breach.places) - PLACES) > 0:
+    if (more := len(places) - PLACES) > 0:
         sheet.add((f"    and {plural(more, 'more place')}", "dim"))
+
+
+def _alike(places: Sequence[Place]) -> list[tuple[str, Place]]:
+    """The places, those of repeated blocks in one: what happened at one line of modules that differ by number."""
+    found: dict[tuple[object, ...], list[Place]] = {}
+    for place in places:
+        found.setdefault((place.source, place.words, numberless(place.module)), []).append(place)
+    return [(wording.listed([p.module for p in same]), same[0]) for same in found.values()]
 
 
 def markdown(check: Check) -> str:
@@ -83,7 +95,7 @@ def markdown(check: Check) -> str:
 def _rows(breach: Breach) -> list[list[str]]:
     head = [escape(breach.what), escape(f"{breach.origin}: {breach.limit}"), escape(breach.found)]
     rows = [
-        [" ".join(filter(None, (code(p.module), code(labels.source(p.source))))), escape(p.words)]
-        for p in breach.places[:PLACES]
+        [" ".join(filter(None, (code(modules), code(labels.source(p.source))))), escape(p.words)]
+        for modules, p in _alike(breach.places)[:PLACES]
     ] or [["", ""]]
     return [[*(head if not i else ["", "", ""]), *row] for i, row in enumerate(rows)]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from fusionadvisor.errors import InputError
-from fusionadvisor.report import condition, diff, quantities
+from fusionadvisor.report import condition, diff, quantities, wording
 from fusionadvisor.report.condition import Condition
 from fusionadvisor.report.diff import Comparison
 from fusionadvisor.report.model import KernelTable, Report, Source
@@ -189,18 +189,18 @@ def _worse(comparison: Comparison) -> list[Breach]:
 def _where(name: str, comparison: Comparison) -> tuple[Place, ...]:
     """Which places a figure got worse at, where it is a figure of places."""
     if name == "kernels":
-        return tuple(Place(diff.names(m), m.source, diff.module_words(m)) for m in comparison.modules if m.came)
+        return tuple(Place(wording.names(m), m.source, wording.module_words(m)) for m in comparison.modules if m.came)
     rule = name.removeprefix(quantities.PREFIX)
     worse = (c for c in comparison.fusions if c.event in ("lost", "new") and c.rule == rule)
-    return tuple(Place(c.module, c.source, diff.fusion_words(c)) for c in worse)
+    return tuple(Place(c.module, c.source, wording.fusion_words(c)) for c in worse)
 
 
 def _broken(comparison: Comparison) -> list[Breach]:
     """Fusions lost at one place and gained at another: the totals hold, the place is broken all the same."""
     told = {f.name.removeprefix(quantities.PREFIX) for f in comparison.figures if f.worse}
     return [
-        Breach(f"{c.rule} at {c.module}", "fused", "unfused", "baseline",
-               (Place(c.module, c.source, diff.fusion_words(c)),))
+        Breach(f"{c.rule} at {c.module}", "none there", "unfused", "baseline",
+               (Place(c.module, c.source, wording.fusion_words(c)),))
         for c in comparison.fusions
         if c.event == "lost" and c.rule not in told
     ]  # fmt: skip
@@ -210,12 +210,9 @@ def _slower(comparison: Comparison, tolerance: float) -> list[Breach]:
     time = comparison.time
     if time is None or time.verdict != "slower" or time.ci95 is None or time.ci95[0] <= 1 + tolerance:
         return []
-    return [
-        Breach(
-            f"{time.what} (µs)", f"at most {time.before_us:,.6g} + {tolerance:.0%}",
-            f"{time.after_us:,.6g}, {time.ratio:.2f}× ({time.ci95[0]:.2f}–{time.ci95[1]:.2f})", "baseline",
-        )
-    ]  # fmt: skip
+    slower, low, high = map(wording.percent_change, (time.ratio, *time.ci95))
+    limit, now = f"at most {time.before_us:,.6g} + {tolerance:.0%}", f"{time.after_us:,.6g}"
+    return [Breach(f"{time.what} (µs)", limit, f"{now}, {slower} (95 %: {low} to {high})", "baseline")]
 
 
 def _unknown(comparison: Comparison) -> list[str]:

@@ -17,7 +17,6 @@ Verdict = Literal["faster", "slower", "no proven difference", "unknown"]
 
 GRAPHED = 0.01
 """Difference in the share of kernel time replayed from graphs from which places may be hidden in them."""
-OPS_SAID = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +47,10 @@ class Figure:
 class FusionChange:
     """A place that a rule found on one side only.
 
-    ``gained``: unfused before, no longer. ``lost``: fused before, no longer. ``new`` and ``gone``: its module exists on
-    one side only. ``moved``: the same under another module path (``module`` before, ``to`` after). ``hidden``: the side
-    without it replays more of its work from graphs, in which nothing is sought.
+    ``gained``: unfused before, no longer. ``lost``: what ran there before is gone, and unfused kernels stand in its
+    place. ``new``: it came without anything going, with its module or in it. ``gone``: it went with its module.
+    ``moved``: the same under another module path (``module`` before, ``to`` after). ``hidden``: the side without it
+    replays more of its work from graphs, in which nothing is sought.
     """
 
     event: FusionEvent
@@ -107,13 +107,14 @@ class Comparison:
 
 def compare(before: Report, after: Report) -> Comparison:
     """Return what differs from ``before`` to ``after``."""
+    rows = step.inserted(after, before), step.inserted(before, after)
     return Comparison(
         before=_side(before),
         after=_side(after),
         notes=tuple(differing(before, after)),
         figures=tuple(_figures(before, after)),
-        fusions=tuple(_fusions(before, after)),
-        modules=_modules(before, after),
+        fusions=tuple(_fusions(before, after, *rows)),
+        modules=_modules(before, after, rows[0]),
         time=_time(before, after),
         ranks=_one_job(before, after),
     )
@@ -225,35 +226,44 @@ def _figure(quantity: quantities.Quantity, before: Report, after: Report) -> Fig
 # ---- fusions ----
 
 
-def _fusions(before: Report, after: Report) -> list[FusionChange]:
+Rows = dict[str, tuple[int, ...]]
+"""By module, kernels that only one side has."""
+
+
+def _fusions(before: Report, after: Report, came: Rows, went: Rows) -> list[FusionChange]:
+    """The places that one side has; ``came`` and ``went`` are the kernels that only ``after`` or ``before`` has."""
     old, new = (step.places(step.structural(r.findings)) for r in (before, after))
-    left, came = old - new, new - old
+    less, more = old - new, new - old
     known = _modules_of(before), _modules_of(after)
-    changes = _moved(left, came, before, after, known)
+    changes = _moved(less, more, before, after, known)
     graphed = [r.fusion.graphed_share for r in (before, after)]
-    for place, count in left.items():
+    for place, count in less.items():
         event: FusionEvent = "gained" if _lives(place.module, known[1]) else "gone"
-        changes.append(_change("hidden" if graphed[1] > graphed[0] + GRAPHED else event, place, count, before, after))
-    for place, count in came.items():
-        event = "lost" if _lives(place.module, known[0]) else "new"
-        changes.append(_change("hidden" if graphed[0] > graphed[1] + GRAPHED else event, place, count, after, before))
+        event = "hidden" if graphed[1] > graphed[0] + GRAPHED else event
+        changes.append(_change(event, place, count, before, went))
+    for place, count in more.items():
+        event = "lost" if _lives(place.module, known[0]) and _replaced(place.module, known[0], went) else "new"
+        event = "hidden" if graphed[0] > graphed[1] + GRAPHED else event
+        changes.append(_change(event, place, count, after, came))
     order: tuple[FusionEvent, ...] = ("lost", "new", "gained", "gone", "moved", "hidden")
     return sorted(changes, key=lambda c: (order.index(c.event), c.rule, c.module))
 
 
-def _change(event: FusionEvent, place: Place, count: int, report: Report, other: Report) -> FusionChange:
-    """A place that only one report has, or has more often: then at the line where the other has none."""
-    title = next(f.title for f in report.findings if f.rule == place.rule)
-    stays = _lines(other, place)
-    only = [line for line in _lines(report, place) if line not in stays]
-    source = only[0] if stays and only else step.source_of(report, place)
-    return FusionChange(event, place.rule, title, place.module, count, source)
+def _replaced(module: str, known: frozenset[str], went: Rows) -> bool:
+    """Whether kernels went away where a place came up: in its module, or around it where it ran none before."""
+    around = module if module in known else module.rpartition(".")[0]
+    return any(path == around or (around and path.startswith(f"{around}.")) for path in went)
 
 
-def _lines(report: Report, place: Place) -> list[Source]:
-    """Lines of the findings that begin at a place."""
-    own = [f for f in report.findings if f.rule == place.rule and step.module_path(f.module) == place.module]
-    return [f.source for f in own if f.source]
+def _change(event: FusionEvent, place: Place, count: int, report: Report, only: Rows) -> FusionChange:
+    """A place that only one report has, or has more often: at the line of its kernels that only that one has."""
+    own = [f for f in report.findings if f.rule == place.rule and place.module in step.modules(f)]
+    kernels = {row for finding in own for row in finding.kernels}
+    rows = only.get(place.module, ())
+    source = step.source_at(report, place.module, [row for row in rows if row in kernels] or rows)
+    return FusionChange(
+        event, place.rule, own[0].title if own else "", place.module, count, source or step.source_of(report, place)
+    )
 
 
 def _modules_of(report: Report) -> frozenset[str]:
@@ -286,7 +296,7 @@ def _moved(
             renamed = old.module not in known[1] and new.module not in known[0] and old.module and new.module
             same = old.rule == new.rule and titles[id(before), old.rule] == titles[id(after), new.rule]
             if same and renamed and left[old] == came[new] > 0 and known[0] and known[1]:
-                change = _change("moved", old, left[old], before, after)
+                change = _change("moved", old, left[old], before, {})
                 changes.append(replace(change, source=step.source_of(after, new), to=new.module))
                 left[old] = came[new] = 0
     left += Counter()  # drops what is zero
@@ -297,7 +307,7 @@ def _moved(
 # ---- modules ----
 
 
-def _modules(before: Report, after: Report) -> tuple[ModuleChange, ...]:
+def _modules(before: Report, after: Report, only: Rows) -> tuple[ModuleChange, ...]:
     if incomparable(before, after):
         return ()
     old, new = (_ops_by_module(r) for r in (before, after))
@@ -307,20 +317,16 @@ def _modules(before: Report, after: Report) -> tuple[ModuleChange, ...]:
         a, b = old.get(module, Counter()), new.get(module, Counter())
         if a != b:
             gone, came = tuple(sorted((a - b).items())), tuple(sorted((b - a).items()))
-            source = step.source_at(after, module, frozenset(dict(came))) or step.source_at(after, module)
+            source = step.source_at(after, module, only.get(module, ())) or step.source_at(after, module)
             source = source or step.source_at(before, module)
             changes[module] = ModuleChange((module,), source, a.total(), b.total(), gone, came)
-            alike[_pattern(module), repr((gone, came))].append(module)
+            alike[step.numberless(module), repr((gone, came))].append(module)
     merged = []
     for modules in alike.values():
         each = [changes[m] for m in modules]
         totals = sum(c.before for c in each), sum(c.after for c in each)
         merged.append(replace(each[0], modules=tuple(modules), before=totals[0], after=totals[1]))
     return tuple(sorted(merged, key=lambda c: (-abs(c.after - c.before), c.modules)))
-
-
-def _pattern(module: str) -> str:
-    return ".".join("*" if part.isdigit() else part for part in module.split("."))
 
 
 def _ops_by_module(report: Report) -> dict[str, Counter[str]]:
@@ -369,36 +375,3 @@ def _timed(
     if not reason and interval:
         verdict = "slower" if interval[0] > 1 else "faster" if interval[1] < 1 else "no proven difference"
     return TimeChange(what, before_us, after_us, after_us / before_us, interval, verdict, reason)
-
-
-# ---- in words ----
-
-
-def fusion_words(change: FusionChange) -> str:
-    """``Fuse the pointwise chain ×2`` with what became of it."""
-    times = f" ×{change.count}" if change.count > 1 else ""
-    said = {
-        "lost": "no longer fused", "new": "new and unfused", "gained": "fused now", "gone": "gone with its module",
-        "moved": f"now at {change.to}", "hidden": "inside a graph on the other side, where it is not sought",
-    }[change.event]  # fmt: skip
-    return f"{change.rule} {change.title}{times}: {said}"
-
-
-def module_words(change: ModuleChange) -> str:
-    """``1 → 6 kernels: + aten::mul ×2, aten::rsqrt − aten::rms_norm``."""
-    parts = [f"{sign} {_ops(ops)}" for sign, ops in (("+", change.came), ("−", change.gone)) if ops]
-    return f"{change.before} → {change.after} kernels: {' '.join(parts)}"
-
-
-def _ops(ops: tuple[tuple[str, int], ...]) -> str:
-    often = sorted(ops, key=lambda op: (-op[1], op[0]))
-    said = ", ".join(f"{op} ×{count}" if count > 1 else op for op, count in often[:OPS_SAID])
-    return f"{said} and {len(ops) - OPS_SAID} other ops" if len(ops) > OPS_SAID else said
-
-
-def names(change: ModuleChange, limit: int = 3) -> str:
-    """The modules of a change: all of a few, the first of many."""
-    paths = [path or "(no module)" for path in change.modules]
-    if len(paths) <= limit:
-        return ", ".join(paths)
-    return f"{', '.join(paths[:limit])} and {len(paths) - limit} more"

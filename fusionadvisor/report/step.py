@@ -1,8 +1,9 @@
 """One step of a report: which kernels ran in it, where rules found something, and on which lines that is."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 
 from fusionadvisor import catalog
 from fusionadvisor.report.model import Finding, KernelTable, Report, Source
@@ -32,6 +33,11 @@ class Place:
 def module_path(path: str) -> str:
     """Return a module path without the wrappers that change no kernel, so that eager and compiled align."""
     return ".".join(part for part in path.split(".") if part not in WRAPPERS)
+
+
+def numberless(path: str) -> str:
+    """Return a module path that repeated blocks share: ``layers.*.norm``."""
+    return ".".join("*" if part.isdigit() else part for part in path.split("."))
 
 
 def step_rows(table: KernelTable) -> tuple[int, ...]:
@@ -71,14 +77,19 @@ def places(findings: Iterable[Finding]) -> Counter[Place]:
     """
     found: Counter[Place] = Counter()
     for finding in findings:
-        modules = [module_path(m) for m in finding.modules or (finding.module,)]
-        each, rest = divmod(finding.instances, len(modules))
+        named = modules(finding)
+        each, rest = divmod(finding.instances, len(named))
         if not each:  # fewer instances a step than modules: steps differ, each module counts
             each, rest = 1, 0
-        found.update({Place(finding.rule, module): each for module in dict.fromkeys(modules)})
+        found.update({Place(finding.rule, module): each for module in dict.fromkeys(named)})
         if rest:
             found[Place(finding.rule, "")] += rest
     return found
+
+
+def modules(finding: Finding) -> tuple[str, ...]:
+    """Return the modules a finding names, as :func:`places` counts them."""
+    return tuple(module_path(module) for module in finding.modules or (finding.module,))
 
 
 def structural(findings: Iterable[Finding]) -> tuple[Finding, ...]:
@@ -87,14 +98,52 @@ def structural(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     return tuple(finding for finding in findings if finding.rule not in timed)
 
 
-def source_at(report: Report, module: str, ops: frozenset[str] | None = None) -> Source | None:
-    """Return the first line of user code that ran a kernel of this module, of these ops where given."""
+ALIGNED = 2_000
+"""Kernels of a module up to which two runs of it are aligned, which takes the square of that."""
+
+
+def inserted(report: Report, other: Report) -> dict[str, tuple[int, ...]]:
+    """Return by module the rows of kernels that the other report lacks, ops aligned in the order they ran.
+
+    An edit moves every line below it, and no op's name alone says which of several adds is the new one.
+    """
+    (own, mine), (known, theirs) = _rows_by_module(report), _rows_by_module(other)
+    found = {}
+    for module, rows in own.items():
+        if new := _new([mine[row] for row in rows], [theirs[row] for row in known.get(module, ())]):
+            found[module] = tuple(rows[i] for i in new)
+    return found
+
+
+def _new(ops: list[str], others: list[str]) -> list[int]:
+    """Which of a module's ops are not among its ops on the other side."""
+    if ops == others:
+        return []
+    if max(len(ops), len(others)) > ALIGNED:
+        more = Counter(ops) - Counter(others)
+        return [i for i, op in enumerate(ops) if op in more]
+    codes = SequenceMatcher(None, others, ops, autojunk=False).get_opcodes()
+    return [i for kind, _, _, low, high in codes if kind != "equal" for i in range(low, high)]
+
+
+def _rows_by_module(report: Report) -> tuple[dict[str, list[int]], tuple[str, ...]]:
+    """The rows of a typical step by module, and the ops of all rows."""
+    if report.timeline is None:
+        return {}, ()
+    table, rows = report.timeline.kernels, defaultdict(list)
+    for row in step_rows(table):
+        rows[module_path(table.module[row])].append(row)
+    return rows, table.op
+
+
+def source_at(report: Report, module: str, rows: Iterable[int] | None = None) -> Source | None:
+    """Return the first line of user code that ran a kernel of this module, of these rows where given."""
     if report.timeline is None:
         return None
     table = report.timeline.kernels
-    for path, op, where in zip(table.module, table.op, table.source, strict=False):
-        if where and module_path(path) == module and (ops is None or op in ops):
-            file, _, line = where.rpartition(":")
+    for row in range(len(table.source)) if rows is None else rows:
+        if table.source[row : row + 1] and table.source[row] and module_path(table.module[row]) == module:
+            file, _, line = table.source[row].rpartition(":")
             return Source(file, int(line)) if file and line.isdigit() else None
     return None
 
@@ -102,7 +151,7 @@ def source_at(report: Report, module: str, ops: frozenset[str] | None = None) ->
 def source_of(report: Report, place: Place) -> Source | None:
     """Return the line of a place: the finding's own for its first module, else that of its kernels there."""
     for finding in report.findings:
-        if finding.rule == place.rule and place.module in map(module_path, finding.modules or (finding.module,)):
+        if finding.rule == place.rule and place.module in modules(finding):
             if finding.source and module_path(finding.module) == place.module:
                 return finding.source
             return source_at(report, place.module) or finding.source

@@ -62,6 +62,8 @@ def _around(facts: Facts, reduction: Node) -> WrittenNorm | None:
         return None
     before, centred = _before(facts, reduction)
     after = _after(facts, scale, reduction)
+    if centre := _centre(facts, scale, reduction):
+        before, centred = [*before, *centre], True
     nodes = sorted({n.index for n in (*before, *small, scale, *after)})
     first = min((*before, reduction), key=lambda n: n.index)
     return WrittenNorm(tuple(nodes), first, reduction, after[-1] if after else scale, centred)
@@ -84,6 +86,27 @@ def _before(facts: Facts, reduction: Node) -> tuple[list[Node], bool]:
     if at is not None and at.kind == "cast":
         found.append(at)
     return found, centred
+
+
+def _centre(facts: Facts, scale: Node, reduction: Node) -> list[Node]:
+    """The subtraction of the mean in what is scaled, with its mean, and the weight where it was multiplied first."""
+    flow, found = facts.dataflow, list[Node]()
+    at = _large_producer(facts, scale, reduction)
+    if at is not None and at.op == "mul" and len(tensor_reads(at, at.out)) == 1:
+        found.append(at)
+        at = _large_producer(facts, at, reduction)
+    if at is None or at.op != "sub":
+        return []
+    sources = [flow.producer(at, i) for i in range(len(at.reads))]
+    mean = next((s for s in sources if s is not None and s.op == "mean" and _over_last(s)), None)
+    return [] if mean is None else [*found, at, mean]
+
+
+def _large_producer(facts: Facts, node: Node, reduction: Node) -> Node | None:
+    """What computed the operand of a node that is as large as the norm's input."""
+    size = reduction.reads[0].numel
+    large = (i for i, read in enumerate(node.reads) if read.numel == size)
+    return next((s for i in large if (s := facts.dataflow.producer(node, i)) is not None), None)
 
 
 def _after(facts: Facts, scale: Node, reduction: Node) -> list[Node]:
@@ -230,6 +253,8 @@ class WrittenOutNorm(Rule):
         """Use the library's norm."""
         members = [facts.nodes[i] for i in found[0].nodes]
         if found[0].pattern.startswith("GroupNorm"):
+            return compile_snippet([members[-1].module])
+        if any(node.op.startswith(("var", "std")) for node in members):  # may be unbiased, and eps outside the root
             return compile_snippet([members[-1].module])
         if found[0].pattern.startswith("LayerNorm"):
             return "return F.layer_norm(x, (x.shape[-1],), self.weight, self.bias, self.eps)"

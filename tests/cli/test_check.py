@@ -24,7 +24,7 @@ def test_a_broken_fusion_exits_1_naming_module_and_line(cli: Cli) -> None:
     keep("base.json", FUSED)
     ran = cli("check", keep("r.json", EAGER), "--baseline", "base.json")
     assert ran.code == 1
-    assert "layers.0.norm  block.py:17" in ran.out
+    assert "layers.0.norm, layers.1.norm  block.py:17" in ran.out
     assert ran.err.startswith("error: kernels: 10, has to be at most 4: layers.0.norm, layers.1.norm block.py:17; ")
     assert ran.err.count("\n") == 1
 

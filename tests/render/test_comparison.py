@@ -88,9 +88,9 @@ def test_the_verdict_comes_first(name: str, verdict: str) -> None:
 
 
 def test_a_broken_fusion_names_module_and_line() -> None:
-    assert re.search(r"layers\.0\.norm +block\.py:17", text("check_broken"))
+    assert re.search(r"layers\.0\.norm, layers\.1\.norm +block\.py:17", text("check_broken"))
     assert "torch: 2.13.0 → 2.14.0." in text("check_broken")
-    assert "`layers.0.norm` `block.py:17`" in gate.markdown(CHECKS["check_broken"])
+    assert "`layers.0.norm, layers.1.norm` `block.py:17`" in gate.markdown(CHECKS["check_broken"])
 
 
 def hostile() -> tuple[Comparison, Check]:

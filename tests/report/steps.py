@@ -38,11 +38,14 @@ class K:
     stream: int = 7
 
 
-def finding(rule: str, *modules: str, line: int = 1, title: str = "Fuse it", instances: int = 0) -> Finding:
+def finding(
+    rule: str, *modules: str, line: int = 1, title: str = "Fuse it", instances: int = 0, kernels: tuple[int, ...] = ()
+) -> Finding:
     saving = Range(1.0, None, 2.0)
     return Finding(
         id=f"{rule}#1", rule=rule, title=title, module=modules[0], modules=modules, source=Source("block.py", line),
         saving=Saving(saving, saving), instances=instances or len(modules), remedies=("compile",),
+        kernels=kernels,
     )  # fmt: skip
 
 

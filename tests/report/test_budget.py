@@ -94,7 +94,7 @@ def test_one_fusion_lost_and_another_gained_does_not_even_out() -> None:
     second = made(*layer(0, fused), *layer(1, *norm(1)), findings=(finding("FA103", "layers.1.norm", line=17),))
     found = check(second, baseline=first)
     (broken,) = [b for b in found.breaches if "FA103" in b.what]
-    assert (broken.what, broken.limit, broken.found) == ("FA103 at layers.1.norm", "fused", "unfused")
+    assert (broken.what, broken.limit, broken.found) == ("FA103 at layers.1.norm", "none there", "unfused")
     assert broken.places[0].source is not None
     assert broken.places[0].source.line == 17
 

@@ -112,7 +112,29 @@ def test_what_broke_comes_first() -> None:
 
 def test_more_of_the_same_at_one_module_counts() -> None:
     before, after = (made(*layer(0), findings=(finding("FA102", "layers.0.proj", instances=n),)) for n in (1, 3))
-    assert events(diff.compare(before, after)) == [("lost", "FA102", "layers.0.proj", 2)]
+    assert events(diff.compare(before, after)) == [("new", "FA102", "layers.0.proj", 2)]
+
+
+def test_what_nothing_went_for_is_new_and_named_by_the_line_that_came() -> None:
+    """The edit moves the lines below it: a chain that was there at line 5 is at line 7 now, the new one at line 6."""
+    at = "layers.0.mlp"
+    old, new = (tuple(K(at, f"aten::{op}", line) for op in ("add", "relu")) for line in (5, 7))
+    added = tuple(K(at, f"aten::{op}", 6) for op in ("mul", "relu"))
+    before = made(K(at, "aten::mm", 4, "gemm"), *old, findings=(finding("FA103", at, line=5),))
+    after = made(
+        K(at, "aten::mm", 4, "gemm"), *added, *new,
+        findings=(finding("FA103", at, line=7, instances=2, kernels=(1, 2, 3, 4)),),
+    )  # fmt: skip
+    (change,) = diff.compare(before, after).fusions
+    assert (change.event, change.count, change.source and change.source.line) == ("new", 1, 6)
+
+
+def test_a_kernel_replaced_in_a_child_is_lost_at_the_place_that_holds_it() -> None:
+    """Written-out attention where the library's op was: its kernels run in the block, the op ran in a child."""
+    written = tuple(K("block", f"aten::{op}", 8) for op in ("bmm", "softmax", "bmm"))
+    before = made(K("block.attention", "aten::_flash_attention_forward", 8, "attention"))
+    after = made(*written, findings=(finding("FA108", "block", line=8),))
+    assert events(diff.compare(before, after)) == [("lost", "FA108", "block", 1)]
 
 
 def test_what_a_graph_hides_is_not_gained() -> None:

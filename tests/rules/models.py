@@ -66,6 +66,9 @@ class HandNorm(nn.Module):
             return (x - mean) / torch.sqrt(var + 1e-5) * self.weight + self.bias
         if self.mode == "variance":
             return (x - x.mean(-1, keepdim=True)) * torch.rsqrt(x.var(-1, keepdim=True, unbiased=False) + 1e-5)
+        if self.mode == "deviation":
+            mean, std = x.mean(-1, keepdim=True), x.std(-1, keepdim=True)
+            return self.weight * (x - mean) / (std + 1e-6) + self.bias
         return F.layer_norm(x, (16,), self.weight, self.bias)
 
 

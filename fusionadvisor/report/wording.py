@@ -1,0 +1,59 @@
+"""What a comparison says, in words that its renderers and the gate share."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from fusionadvisor.report import step
+from fusionadvisor.report.diff import FusionChange, ModuleChange
+
+OPS_SAID = 6
+
+
+def percent_change(ratio: float) -> str:
+    """``−40 %`` of a time after that is 0.6 of the time before."""
+    share = (ratio - 1) * 100
+    digits = f"{abs(share):.1f}" if abs(share) < 9.95 else f"{abs(share):.0f}"
+    return f"{'−' if share < 0 else '+'}{digits} %" if float(digits) else "±0 %"
+
+
+def alike(changes: Sequence[FusionChange]) -> list[list[FusionChange]]:
+    """Changes of repeated blocks together: the same event of one rule at one line, in modules that differ by number."""
+    found: dict[tuple[object, ...], list[FusionChange]] = defaultdict(list)
+    for change in changes:
+        modules = step.numberless(change.module), step.numberless(change.to)
+        found[change.event, change.rule, change.title, change.source, *modules].append(change)
+    return list(found.values())
+
+
+def fusion_words(change: FusionChange) -> str:
+    """``Fuse the pointwise chain ×2`` with what became of it."""
+    times = f" ×{change.count}" if change.count > 1 else ""
+    said = {
+        "lost": "no longer fused", "new": "new and unfused", "gained": "fused now", "gone": "gone with its module",
+        "moved": f"now at {change.to}", "hidden": "inside a graph on the other side, where it is not sought",
+    }[change.event]  # fmt: skip
+    return f"{change.rule} {change.title}{times}: {said}"
+
+
+def module_words(change: ModuleChange) -> str:
+    """``1 → 6 kernels: + aten::mul ×2, aten::rsqrt − aten::rms_norm``."""
+    parts = [f"{sign} {_ops(ops)}" for sign, ops in (("+", change.came), ("−", change.gone)) if ops]
+    return f"{change.before} → {change.after} kernels: {' '.join(parts)}"
+
+
+def _ops(ops: tuple[tuple[str, int], ...]) -> str:
+    often = sorted(ops, key=lambda op: (-op[1], op[0]))
+    said = ", ".join(f"{op} ×{count}" if count > 1 else op for op, count in often[:OPS_SAID])
+    return f"{said} and {len(ops) - OPS_SAID} other ops" if len(ops) > OPS_SAID else said
+
+
+def names(change: ModuleChange) -> str:
+    """The modules of a change; see :func:`listed`."""
+    return listed([path or "(no module)" for path in change.modules])
+
+
+def listed(paths: Sequence[str], limit: int = 3) -> str:
+    """All of a few paths, the first of many and how many more there are."""
+    if len(paths) <= limit:
+        return ", ".join(paths)
+    return f"{', '.join(paths[:limit])} and {len(paths) - limit} more"
