@@ -93,7 +93,7 @@ def apply(
     accumulate: AccumulateOption = 1,
     timeout: Annotated[
         float,
-        _how("--timeout", metavar="SECONDS", min=1, help="Seconds of one attempt; the profile before is not limited."),
+        _how("--timeout", metavar="SECONDS", min=1, help="Seconds one attempt may take, the profile apart."),
     ] = 300.0,
     budget: Annotated[
         str | None,

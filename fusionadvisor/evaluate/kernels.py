@@ -31,7 +31,8 @@ def count(run: Callable[[], object], device: str) -> Counter[str]:
     if cuda:  # gpu-only: waits for a CUDA device
         torch.cuda.synchronize()
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
-    with generated.named(), torch.profiler.profile(activities=activities) as profile:
+    # without shapes nothing tells the conversion of a Python number, which is part of its op, from a copy
+    with generated.named(), torch.profiler.profile(activities=activities, record_shapes=True) as profile:
         run()
         if cuda:  # gpu-only: waits for a CUDA device
             torch.cuda.synchronize()

@@ -124,7 +124,7 @@ def rewrite(model: nn.Module, path: str, sites: Sequence[Site]) -> None:
     for site in sites:
         if site.data["keys"]:
             _stack(model, list(site.members))
-    owner.forward = sums.Captured(owner, captured.graph)
+    owner.forward = leaves.Rewritten(owner, captured.graph)
 
 
 def _stack(model: nn.Module, paths: list[str]) -> None:

@@ -13,6 +13,7 @@ from torch import fx, nn
 
 from fusionadvisor.errors import InputError, StrategyError
 from fusionadvisor.report.model import Refusal
+from fusionadvisor.strategies import leaves
 from fusionadvisor.strategies.base import Call, Plan, Site, Strategy, Subject
 from fusionadvisor.strategies.modules import blocker, hooked
 from fusionadvisor.strategies.patterns import Finder, Match, NearMiss
@@ -134,19 +135,29 @@ class _Capture:
     def install(self, model: nn.Module) -> None:
         """Let each captured module run its graph; attributes and state dict stay as they were."""
         for path, graph in self.graphs.items():
-            graph.recompile()
-            model.get_submodule(path).forward = graph.forward
+            part = model.get_submodule(path)
+            part.forward = _forward(part, graph)
 
     def differs(self, path: str, model: nn.Module, work: nn.Module, calls: tuple[Call, ...]) -> bool:
         """Whether with the graph at ``path``, not rewritten yet, ``work`` returns another bit than ``model``."""
         part = work.get_submodule(path)
-        part.forward = self.graphs[path].forward
+        held = vars(part).get("forward")
+        part.forward = _forward(part, self.graphs[path])
         try:
             return any(not _same(_run(model, call), _run(work, call)) for call in calls)
         except _FAILURES:
             return True
         finally:
             del part.forward
+            if held is not None:
+                part.forward = held
+
+
+def _forward(part: nn.Module, graph: fx.GraphModule) -> Callable[..., Any]:
+    """What runs a graph in a module's place; where a strategy wrote the forward anew, under the same conditions."""
+    graph.recompile()
+    known = leaves.rewritten(part)
+    return known.again(graph.graph) if known else graph.forward
 
 
 def _capture(model: nn.Module, calls: tuple[Call, ...], needed: bool) -> _Capture:
@@ -182,22 +193,22 @@ class _Search:
 
     def traced(self, model: nn.Module, path: str) -> Iterator[tuple[str, fx.GraphModule]]:
         """The graphs of the module at ``path``, or of what is in it, by module path."""
+        known = leaves.rewritten(model)
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                graph = fx.symbolic_trace(model)
+            graph = fx.GraphModule(model, copy.deepcopy(known.graph)) if known else _whole(model)
         except _FAILURES as error:
             self.failed[path] = (str(error).strip().splitlines() or [type(error).__name__])[0]
         else:
             found = list(Finder(graph).matches())
-            if not (self.needed or found):
+            if not (self.needed or found or known):
                 return  # nothing to gain, nothing to tell: its own code stays
             rewritten = self.needed or any(isinstance(match, Match) for match in found)
             reason = self.state.changed(model) if rewritten else ""
-            if not reason:
+            if not reason and (found or self.needed):
                 yield path, graph
+            if not (reason or known):  # what was written anew calls its parts, which are not in its graph
                 return
-            self.stateful[path] = reason
+            self.stateful |= {path: reason} if reason else {}
         for name, child in model.named_children():
             if not type(child).__module__.startswith("torch.nn."):
                 yield from self.traced(child, f"{path}.{name}" if path else name)
@@ -208,6 +219,13 @@ class _Search:
     def notes(self) -> tuple[str, ...]:
         """Why the whole could not be captured, if it could not."""
         return (f"torch.fx cannot capture the whole: {self.failed['']}",) if "" in self.failed else ()
+
+
+def _whole(model: nn.Module) -> fx.GraphModule:
+    """A module and all in it as one graph."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return fx.symbolic_trace(model)
 
 
 def _has_formula(graph: fx.GraphModule) -> bool:

@@ -77,6 +77,29 @@ def function(graph: fx.Graph) -> Callable[..., Any]:
     return made
 
 
+class Rewritten:
+    """A module's forward, written anew from its graph."""
+
+    def __init__(self, module: nn.Module, graph: fx.Graph) -> None:
+        self.module, self.graph = module, graph
+        self.lines = lines(graph)
+        self._run = function(graph)
+
+    def again(self, graph: fx.Graph) -> "Rewritten":
+        """The same with this graph, which was made from its own."""
+        return Rewritten(self.module, graph)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run it on the module as it is now."""
+        return self._run(self.module, *args, **kwargs)
+
+
+def rewritten(module: nn.Module) -> Rewritten | None:
+    """The forward that a strategy has given a module; None where it has its own."""
+    held = vars(module).get("forward")
+    return held if isinstance(held, Rewritten) else None
+
+
 def lines(graph: fx.Graph) -> frozenset[tuple[str, int]]:
     """The lines a graph was captured from, each with its file."""
     found = (re.findall(r'File "([^"]+)", line (\d+)', node.stack_trace or "") for node in graph.nodes)

@@ -103,19 +103,22 @@ class Sdpa(Strategy):
         return ""
 
 
-class Guarded:
+class Guarded(leaves.Rewritten):
     """A module's forward from a captured graph, for calls like those recorded; its own code for all others."""
 
     def __init__(self, module: nn.Module, graph: fx.Graph, form: "_Form") -> None:
-        self.module, self.form = module, form
-        self.lines = leaves.lines(graph)
+        super().__init__(module, graph)
+        self.form = form
         self._flags = _flags(module)
-        self._run = leaves.function(graph)
+
+    def again(self, graph: fx.Graph) -> "Guarded":
+        """See :class:`~fusionadvisor.strategies.leaves.Rewritten`."""
+        return Guarded(self.module, graph, self.form)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the graph, or the module's own forward."""
         if any(isinstance(value, fx.Proxy) for value in (*args, *kwargs.values())):
-            raise fx.proxy.TraceError("a forward that was captured already compares its arguments")
+            raise fx.proxy.TraceError("a forward that sdpa wrote compares its arguments")
         if _Form.of(args, kwargs) == self.form and _flags(self.module) == self._flags:
             return self._run(self.module, *args, **kwargs)
         return type(self.module).forward(self.module, *args, **kwargs)

@@ -62,7 +62,8 @@ def rewrite(model: nn.Module, owner_path: str, paths: list[str]) -> None:
     """
     owner: Any = model.get_submodule(owner_path)
     names = [path.removeprefix(f"{owner_path}.") if owner_path else path for path in paths]
-    graph = leaves.trace(owner, {}) if "forward" not in vars(owner) else copy.deepcopy(owner.forward.graph)
+    known = leaves.rewritten(owner)
+    graph = copy.deepcopy(known.graph) if known else leaves.trace(owner, {})
     for root, members in _trees(graph, set(names), owner):
         if sorted(str(node.target) for node in members) == sorted(names):
             _write(graph, root, members)
@@ -72,20 +73,7 @@ def rewrite(model: nn.Module, owner_path: str, paths: list[str]) -> None:
     replace(model, paths[0], parts.summed([model.get_submodule(path) for path in paths]))
     for path in paths[1:]:
         replace(model, path, Summed().eval())
-    owner.forward = Captured(owner, graph)
-
-
-class Captured:
-    """A module's forward written anew from its graph."""
-
-    def __init__(self, module: nn.Module, graph: fx.Graph) -> None:
-        self.module, self.graph = module, graph
-        self.lines = leaves.lines(graph)
-        self._run = leaves.function(graph)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run it on the module as it is now."""
-        return self._run(self.module, *args, **kwargs)
+    owner.forward = leaves.Rewritten(owner, graph)
 
 
 def always_the_same(owner: nn.Module, code: source.Code, *, loops: bool = False) -> bool:
