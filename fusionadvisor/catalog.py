@@ -138,9 +138,19 @@ def strategies() -> tuple[Entry, ...]:
     return *STRATEGIES, *_plugins(STRATEGIES_GROUP, tuple(sys.path)).entries
 
 
-def refused_rules() -> tuple[tuple[str, str], ...]:
-    """Rules of other packages that are left out because their id is a built-in one: id and package, each once."""
-    return _plugins(RULES_GROUP, tuple(sys.path)).refused
+def refused_rules() -> tuple[str, ...]:
+    """Say which rules of other packages are left out because their id is a built-in one, a sentence each."""
+    return _refused("Rule", RULES_GROUP)
+
+
+def refused_strategies() -> tuple[str, ...]:
+    """The same of strategies."""
+    return _refused("Strategy", STRATEGIES_GROUP)
+
+
+def _refused(what: str, group: str) -> tuple[str, ...]:
+    known = _plugins(group, tuple(sys.path)).refused
+    return tuple(f"{what} {name} of {package} is left out: {name} is a built-in id." for name, package in known)
 
 
 def entry(identifier: str) -> Entry:
@@ -175,6 +185,17 @@ def page(identifier: str) -> str:
     if written is None:
         raise InputError(f"{found.id} has no page: the source of {found.home} is not found.")
     return inspect.cleandoc(ast.get_docstring(written) or "")
+
+
+def parameters(identifier: str) -> tuple[str, ...]:
+    """Return the names of a strategy's parameters, read from its source without importing it."""
+    written = _class(entry(identifier).home)
+    fields = (node for node in written.body if isinstance(node, ast.AnnAssign)) if written else ()
+    return tuple(
+        node.target.id
+        for node in fields
+        if isinstance(node.target, ast.Name) and not ast.unparse(node.annotation).startswith("ClassVar")
+    )
 
 
 class _Plugins(NamedTuple):

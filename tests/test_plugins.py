@@ -9,6 +9,7 @@ import pytest
 
 from fusionadvisor import catalog, strategies
 from fusionadvisor.analysis.facts import Facts
+from fusionadvisor.cli import app
 from fusionadvisor.errors import InputError
 from fusionadvisor.report import condition
 from fusionadvisor.rules import engine
@@ -155,6 +156,18 @@ def test_a_broken_strategy_is_refused_in_words(
     with pytest.raises(InputError) as caught:
         strategies.get("MINE")
     assert words in str(caught.value)
+
+
+def test_a_strategy_under_a_built_in_id_is_left_out_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    declare(tmp_path, {"strategies": "fx = theirs:Mine"})
+    monkeypatch.syspath_prepend(str(tmp_path))
+    said = "Strategy fx of theirs 2.0 is left out: fx is a built-in id."
+    assert catalog.refused_strategies() == (said,)
+    assert app.run(["list", "strategies"]) == 0
+    assert capfd.readouterr().err == f"warning: {said}\n"
+    assert strategies.get("fx").order == 20
 
 
 def test_a_search_goes_on_without_a_broken_strategy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,12 @@ def apply(
     ] = None,
     settings: Annotated[
         list[str] | None,
-        _how("--set", metavar="STRATEGY.NAME=VALUE", help="A strategy's parameter; repeat for several."),
+        _how(
+            "--set",
+            metavar="STRATEGY.NAME=VALUE",
+            autocompletion=completion.parameters,
+            help="A strategy's parameter; repeat for several.",
+        ),
     ] = None,
     user_pass: Annotated[
         str | None, _how("--pass", metavar="FILE.py:FN", help="With fx: your own pass over a graph.")

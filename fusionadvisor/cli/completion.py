@@ -17,6 +17,14 @@ def strategies(incomplete: str) -> Offers:
     return _starting(f"{named}{comma}{word}", offers)
 
 
+def parameters(incomplete: str) -> Offers:
+    """What ``--set`` takes: a strategy's parameter, up to its value."""
+    from fusionadvisor import catalog
+
+    names = ((entry.id, name) for entry in catalog.strategies() for name in catalog.parameters(entry.id))
+    return _starting(incomplete, ((f"{strategy}.{name}=", "") for strategy, name in names))
+
+
 def ids(incomplete: str) -> Offers:
     """Rules and strategies, and ``auto``."""
     from fusionadvisor import catalog

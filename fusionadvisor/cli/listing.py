@@ -22,12 +22,15 @@ def list_(
     """List the rules, the strategies, or the GPUs whose figures are known."""
     from rich.text import Text
 
-    from fusionadvisor.cli.output import printing
+    from fusionadvisor import catalog
+    from fusionadvisor.cli.output import printing, warn
     from fusionadvisor.errors import InputError, did_you_mean
 
     if topic not in TOPICS:
         raise InputError(f"There is no list of '{topic}'.", did_you_mean(topic, TOPICS))
     rows = {"rules": _rules, "strategies": _strategies, "gpus": _gpus}[topic]()
+    for said in {"rules": catalog.refused_rules, "strategies": catalog.refused_strategies}.get(topic, tuple)():
+        warn(said)
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     with printing() as console:
         for row in rows:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from fusionadvisor import recipe, strategies
+from fusionadvisor import catalog, recipe, strategies
 from fusionadvisor.evaluate import trial, worker
 from fusionadvisor.evaluate.trial import Done, Goal, Job
 from fusionadvisor.evaluate.worker import Ended, Limits
@@ -176,6 +176,7 @@ class Trying:
 
     def outcome(self, attempts: list[Attempt], warnings: list[Warning], save: Path | None) -> Outcome:
         """Verify and measure the kept steps together, and save them."""
+        warnings = [*(Warning("W10", said) for said in catalog.refused_strategies()), *warnings]
         if self.program is not None:
             live = "A live model is not isolated: a crash would have ended this process too."
             warnings = [*warnings, Warning("W-live", live)]

@@ -314,7 +314,9 @@ def overlap(finding: Finding) -> str:
     """Which findings hold some of its kernels too, empty for none."""
     if not finding.overlaps:
         return ""
-    return f"shares kernels with {', '.join(finding.overlaps)}: each is counted once"
+    rules = dict.fromkeys(other.partition("#")[0] for other in finding.overlaps)
+    named = [f"another {rule}" if rule == finding.rule else rule for rule in rules]
+    return f"shares kernels with {', '.join(named)}: each is counted once"
 
 
 def failed(attempt: Attempt) -> bool:

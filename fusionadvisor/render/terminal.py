@@ -28,6 +28,8 @@ VARIANT_GAP, FIGURES, TITLE = "   ", (1, 2, 3), 20
 RECIPE = "recipe.json"
 """A recipe is kept only where another process loaded it and its outputs agreed."""
 
+APART = 0.1
+"""How far the time of the kernels may be from that of the step before shares have to say which they are of."""
 WIDE = 96
 """Cells from which the remedy gets a column of its own."""
 HOW = 15
@@ -215,6 +217,9 @@ def _kinds(sheet: Sheet, report: Report) -> None:
             "  ",
             (_bar(share, min(BAR, max(sheet.width - (58 if counted else 44), 0))), "cyan"),
         )
+    if abs(total / steps - (whole := verdict.of_step(report))) > APART * whole:
+        word = labels.kernel_word(report)
+        sheet.say(f"shares are of the {word}s' time together, {scale.time(total / steps)}", style="dim", indent=2)
 
 
 def _predicted(sheet: Sheet, report: Report) -> None:

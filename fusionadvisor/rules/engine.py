@@ -55,10 +55,7 @@ def rules() -> tuple[Rule, ...]:
 def _loaded() -> tuple[tuple[Rule, ...], list[Warning]]:
     """Load the rules. One of another package that cannot be costs a warning."""
     found: list[Rule] = []
-    warnings = [
-        Warning("W10", f"Rule {name} of {package} is left out: {name} is a built-in id.")
-        for name, package in catalog.refused_rules()
-    ]
+    warnings = [Warning("W10", said) for said in catalog.refused_rules()]
     for entry in catalog.rules():
         module, name = entry.home.split(":")
         try:

@@ -5,12 +5,14 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 import pytest
 
+from fusionadvisor import strategies
 from fusionadvisor.capture.predicted import gpus
-from fusionadvisor.catalog import RULES, STRATEGIES
+from fusionadvisor.catalog import RULES, STRATEGIES, parameters
 from fusionadvisor.cli import completion
 from tests.cli.conftest import Cli
 
@@ -47,6 +49,13 @@ def offered(home: Path, line: str) -> list[str]:
     return done.stdout.split()
 
 
+def test_the_parameters_read_from_the_source_are_those_the_strategies_take() -> None:
+    for entry in STRATEGIES:
+        kind = type(strategies.get(entry.id))
+        taken = fields(kind) if is_dataclass(kind) else ()
+        assert parameters(entry.id) == tuple(field.name for field in taken), entry.id
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [
@@ -54,6 +63,7 @@ def offered(home: Path, line: str) -> list[str]:
         ("fusion-advisor list ", ["rules", "strategies", "gpus"]),
         ("fusion-advisor explain fa40", ["fa401", "fa402", "fa403", "fa404", "fa405"]),
         ("fusion-advisor apply --strategy fu", ["fuse_modules"]),
+        ("fusion-advisor apply --set fx", ["fx.passes="]),
         ("fusion-advisor profile model.py --gpu h", ["h100-sxm", "h100-pcie", "h200"]),
         ("fusion-advisor profile model.py --mark", ["--markdown"]),
         ("fusion-advisor profile model.py --fail-on unfused_s", ["unfused_share>"]),

@@ -117,7 +117,7 @@ def test_every_form_calls_a_saving_the_same(report: Report, word: str, other: st
 def test_a_saving_is_a_clause_of_its_own_where_there_is_no_table() -> None:
     scale = Scale.of(462)
     assert labels.could_save(FOLD, PROFILE, scale) == "could save 90–111 µs (bound)"
-    assert labels.could_save(EPILOGUE, PROFILE, scale) == "shares kernels with FA103#1: each is counted once"
+    assert labels.could_save(EPILOGUE, PROFILE, scale) == "shares kernels with FA103: each is counted once"
     assert labels.could_save(replace(FOLD, saving=bound(0, 0)), PROFILE, scale) == "saves no time"
     launch = replace(FOLD, rule="FA301", saving=bound(0, 0))
     assert labels.could_save(launch, PROFILE, scale) == "what it could save is unknown"
