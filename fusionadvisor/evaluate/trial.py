@@ -2,7 +2,7 @@
 
 import copy
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -347,19 +347,25 @@ def _verify(program: Program, candidate: nn.Module) -> Verification:
 
 def _runner(program: Program) -> Callable[[nn.Module, Call], object]:
     """What verification compares: outputs, and in training all that a step changes, step after step."""
+    moved: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
 
     def infer(model: nn.Module, call: Call) -> object:
         return program.step(call, model)
 
     def train(model: nn.Module, call: Call) -> object:
-        output = program.step(call, model)
         parameters = dict(model.named_parameters())
-        return Trained(
+        before = {n: p.detach().clone() for n, p in parameters.items()}
+        output = program.step(call, model)
+        done = Trained(
             output=output,
             gradients={n: p.grad.clone() for n, p in parameters.items() if p.grad is not None},
             parameters={n: p.detach().clone() for n, p in parameters.items()},
             buffers={n: b.clone() for n, b in model.named_buffers()},
         )
+        for name, old in before.items():
+            moved[id(model)][name] += float((done["parameters"][name] - old).abs().amax()) if old.numel() else 0.0
+        done.moved = moved[id(model)]
+        return done
 
     return infer if program.training is None else train
 

@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -31,11 +32,13 @@ SMALL = 1000
 Run = Callable[[nn.Module, Call], object]
 
 
-_GRADIENTS = "output['gradients']"
-
-
 class Trained(dict[str, Any]):
-    """What a training step leaves: ``output``, ``gradients``, ``parameters``, ``buffers``."""
+    """What a training step leaves: ``output``, ``gradients``, ``parameters``, ``buffers``.
+
+    ``moved`` says how far each parameter has gone since the first step at the most, step by step, in any element.
+    """
+
+    moved: Mapping[str, float] = MappingProxyType({})
 
 
 @dataclass
@@ -133,8 +136,7 @@ def _compare(own: object, new: object, truth: object, worst: _Worst) -> str:
         truths = [None] * len(own_leaves)
     noise = _noise(own)
     for (path, a), (_, b), c in zip(own_leaves, new_leaves, truths, strict=True):
-        within = noise if path.startswith(_GRADIENTS) else 0.0
-        if reason := _compare_leaf(a, b, c, worst, within):
+        if reason := _compare_leaf(a, b, c, worst, noise.get(path, 0.0)):
             return f"{path} {reason}"
     return ""
 
@@ -153,16 +155,22 @@ def _other_kind(own: object, new: object, path: str = "output") -> str:
     return next((reason for name, a, b in pairs if (reason := _other_kind(a, b, name))), "")
 
 
-def _noise(own: object) -> float:
-    """What rounding alone can make of a gradient that should vanish: measured against the largest of the step."""
+def _noise(own: object) -> dict[str, float]:
+    """By path, what rounding alone can make of a gradient that should vanish, and of what is updated by one.
+
+    The gradient is measured against the largest of the step. An optimizer that divides by a gradient's size, as Adam
+    does, makes a whole step of it in either direction.
+    """
     if not isinstance(own, Trained):
-        return 0.0
-    found = [
-        _rms(_wide(g))
-        for _, g in leaves(own.get("gradients", {}))
-        if isinstance(g, Tensor) and g.layout is torch.strided
-    ]
-    return VANISHING * max((size for size in found if math.isfinite(size)), default=0.0)
+        return {}
+    gradients = own.get("gradients", {})
+    sizes = {n: _rms(_wide(g)) for n, g in gradients.items() if isinstance(g, Tensor) and g.layout is torch.strided}
+    most = VANISHING * max((size for size in sizes.values() if math.isfinite(size)), default=0.0)
+    vanishing = [name for name, size in sizes.items() if size <= most]
+    return {f"output['gradients'][{name!r}]": most for name in gradients} | {
+        f"output['parameters'][{name!r}]": 2.1 * own.moved.get(name, 0.0)
+        for name in vanishing  # there, and back
+    }
 
 
 def _compare_leaf(own: Any, new: Any, truth: Any, worst: _Worst, noise: float = 0.0) -> str:

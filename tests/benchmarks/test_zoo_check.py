@@ -60,3 +60,21 @@ def test_a_structure_that_changed_is_wrong() -> None:
 def test_training_steps(by: float, wrong: bool) -> None:
     model = without_dropout(Net().train())
     assert bool(steps_agree(model, off(model, by), step, inputs, (1, 2)).wrong) is wrong
+
+
+class Drifting(Net):
+    """Rounds otherwise than :class:`Net` from the second step on, or from the first."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self.left = steps
+
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        self.left -= 1
+        return super().forward(x if self.left >= 0 else (x + 3e4) - 3e4)
+
+
+@pytest.mark.parametrize(("steps", "wrong"), [(1, False), (0, True)])
+def test_rounding_that_an_update_magnified_is_told_from_an_error_by_float64(steps: int, wrong: bool) -> None:
+    model, candidate = without_dropout(Net().train()), without_dropout(Drifting(steps).train())
+    assert bool(steps_agree(model, candidate, step, inputs, (1, 2)).wrong) is wrong

@@ -193,6 +193,38 @@ def test_gradients_that_should_vanish_are_rounding_alone(size: float, verdict: s
     assert verify(Steps(0), Steps(1), calls, lambda model, c: model(*c.args)).verdict == verdict
 
 
+@pytest.mark.parametrize(("gradient", "step", "verdict"), [
+    (1e-9, 1e-3, "agrees"),
+    (1e-9, 5e-3, "diverges"),  # further than the optimizer has gone
+    (1e-3, 1e-3, "diverges"),  # by a gradient that says something
+])  # fmt: skip
+def test_what_an_optimizer_makes_of_a_vanishing_gradient_is_rounding_alone(
+    gradient: float, step: float, verdict: str
+) -> None:
+    """Adam divides by the gradient's size: of its noise it makes a whole step, up or down."""
+
+    class Steps(nn.Module):
+        def __init__(self, sign: float) -> None:
+            super().__init__()
+            self.sign = sign
+
+        def forward(self, x: Tensor) -> Trained:
+            noise = torch.full((8,), gradient, dtype=x.dtype)
+            done = Trained(
+                output=x.sum(),
+                gradients={"weight": x, "key.bias": noise},
+                parameters={"weight": x, "key.bias": torch.full((8,), self.sign * step, dtype=x.dtype)},
+                buffers={},
+            )
+            done.moved = {"weight": 1e-3, "key.bias": 1e-3}
+            return done
+
+    calls = [Call((torch.randn(30, 40),))]
+    found = verify(Steps(1.0), Steps(-1.0), calls, lambda model, c: model(*c.args))
+    assert found.verdict == verdict
+    assert verdict == "agrees" or "['parameters']['key.bias']" in found.reason
+
+
 class Named(dict[str, Tensor]):
     """As transformers' outputs: a mapping whose items are attributes, too."""
 
