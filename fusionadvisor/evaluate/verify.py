@@ -136,7 +136,7 @@ def _compare(own: object, new: object, truth: object, worst: _Worst) -> str:
         truths = [None] * len(own_leaves)
     noise = _noise(own)
     for (path, a), (_, b), c in zip(own_leaves, new_leaves, truths, strict=True):
-        if reason := _compare_leaf(a, b, c, worst, noise.get(path, 0.0)):
+        if reason := _compare_leaf(a, b, c, worst, noise.get(path)):
             return f"{path} {reason}"
     return ""
 
@@ -155,25 +155,38 @@ def _other_kind(own: object, new: object, path: str = "output") -> str:
     return next((reason for name, a, b in pairs if (reason := _other_kind(a, b, name))), "")
 
 
-def _noise(own: object) -> dict[str, float]:
+@dataclass(frozen=True)
+class _Noise:
+    """How far two tensors may be apart by rounding alone: as a whole, or in the elements ``where`` it is so."""
+
+    size: float
+    where: Tensor | None = None
+
+
+def _noise(own: object) -> dict[str, _Noise]:
     """By path, what rounding alone can make of a gradient that should vanish, and of what is updated by one.
 
     The gradient is measured against the largest of the step. An optimizer that divides by a gradient's size, as Adam
-    does, makes a whole step of it in either direction.
+    does, makes a whole step of it in either direction, in each element by itself.
     """
     if not isinstance(own, Trained):
         return {}
-    gradients = own.get("gradients", {})
-    sizes = {n: _rms(_wide(g)) for n, g in gradients.items() if isinstance(g, Tensor) and g.layout is torch.strided}
-    most = VANISHING * max((size for size in sizes.values() if math.isfinite(size)), default=0.0)
-    vanishing = [name for name, size in sizes.items() if size <= most]
-    return {f"output['gradients'][{name!r}]": most for name in gradients} | {
-        f"output['parameters'][{name!r}]": 2.1 * own.moved.get(name, 0.0)
-        for name in vanishing  # there, and back
+    gradients = {
+        n: g for n, g in own.get("gradients", {}).items() if isinstance(g, Tensor) and g.layout is torch.strided
     }
+    sizes = (_rms(_wide(g)) for g in gradients.values() if g.numel())
+    most = VANISHING * max((size for size in sizes if math.isfinite(size)), default=0.0)
+    found = {f"output['gradients'][{name!r}]": _Noise(most) for name in gradients}
+    for name, gradient in gradients.items():
+        if (where := gradient.abs() <= most).any():
+            found[f"output['parameters'][{name!r}]"] = _Noise(_THERE_AND_BACK * own.moved.get(name, 0.0), where)
+    return found
 
 
-def _compare_leaf(own: Any, new: Any, truth: Any, worst: _Worst, noise: float = 0.0) -> str:
+_THERE_AND_BACK = 2.1
+
+
+def _compare_leaf(own: Any, new: Any, truth: Any, worst: _Worst, noise: _Noise | None = None) -> str:
     if not isinstance(own, Tensor) or not isinstance(new, Tensor):
         if type(own) is not type(new):
             return f"is {type(new).__name__} instead of {type(own).__name__}"
@@ -205,15 +218,17 @@ def _close(own: float, new: float) -> bool:
     return (math.isnan(own) and math.isnan(new)) or math.isclose(own, new, rel_tol=1e-5, abs_tol=1e-8)
 
 
-def _compare_numbers(own: Tensor, new: Tensor, truth: Any, worst: _Worst, noise: float) -> str:
+def _compare_numbers(own: Tensor, new: Tensor, truth: Any, worst: _Worst, noise: _Noise | None) -> str:
     finite = torch.isfinite(own)
     if not torch.equal(_negative(own[~finite]), _negative(new[~finite])):
         return "has an infinity of the other sign"
+    if noise is not None and noise.where is not None:
+        finite &= ~(noise.where & ((own - new).abs() <= noise.size))
     if not bool(finite.any()):
         return ""
     a, b = _wide(own[finite]), _wide(new[finite])
     error = float((a - b).abs().max())
-    if noise and _rms(a - b) <= noise:
+    if noise is not None and noise.where is None and _rms(a - b) <= noise.size:
         return ""
     usable = isinstance(truth, Tensor) and truth.shape == own.shape and bool(torch.isfinite(truth[finite]).all())
     k = 3.0 if own.dtype in (torch.float16, torch.bfloat16) or own.numel() < SMALL else 2.0
