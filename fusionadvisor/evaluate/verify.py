@@ -55,6 +55,14 @@ class _Worst:
             self.ratio, self.limit = ratio, limit
 
 
+@dataclass(frozen=True)
+class _Noise:
+    """How far two tensors may be apart by rounding alone: as a whole, or in the elements ``where`` it is so."""
+
+    size: float
+    where: Tensor | None = None
+
+
 def verify(
     original: nn.Module, candidate: nn.Module, calls: Sequence[Call], run: Run, *, device: str = "cpu", seed: int = 0
 ) -> Verification:
@@ -71,6 +79,7 @@ def verify(
     worst = _Worst()
     exact = _in_double(original)
     first: tuple[object, list[tuple[str, Any]]] | None = None
+    vanished: dict[str, Tensor] = {}
     checked = 0
     for index, call in enumerate(calls):
         own_call, new_call = _clone(call), _clone(call)
@@ -78,7 +87,7 @@ def verify(
         new = _seeded(run, candidate, new_call, seed + index)
         reason = _inputs_differ(own_call, new_call)
         truth = None if exact is None else _truth(run, exact, call, seed + index)
-        reason = reason or _compare(own, new, truth, worst)
+        reason = reason or _compare(own, new, truth, worst, _noise(own, vanished))
         if first is not None and not reason and _changed(*first):
             reason = "the first output was overwritten by the next call"
         if reason:
@@ -125,7 +134,7 @@ def _attributes(value: object) -> Iterator[tuple[str, Any]]:
         yield from vars(value).items()
 
 
-def _compare(own: object, new: object, truth: object, worst: _Worst) -> str:
+def _compare(own: object, new: object, truth: object, worst: _Worst, noise: dict[str, _Noise]) -> str:
     if reason := _other_kind(own, new):
         return reason
     own_leaves, new_leaves = list(leaves(own)), list(leaves(new))
@@ -134,7 +143,6 @@ def _compare(own: object, new: object, truth: object, worst: _Worst) -> str:
     truths = [leaf for _, leaf in leaves(truth)]
     if len(truths) != len(own_leaves):
         truths = [None] * len(own_leaves)
-    noise = _noise(own)
     for (path, a), (_, b), c in zip(own_leaves, new_leaves, truths, strict=True):
         if reason := _compare_leaf(a, b, c, worst, noise.get(path)):
             return f"{path} {reason}"
@@ -155,19 +163,12 @@ def _other_kind(own: object, new: object, path: str = "output") -> str:
     return next((reason for name, a, b in pairs if (reason := _other_kind(a, b, name))), "")
 
 
-@dataclass(frozen=True)
-class _Noise:
-    """How far two tensors may be apart by rounding alone: as a whole, or in the elements ``where`` it is so."""
-
-    size: float
-    where: Tensor | None = None
-
-
-def _noise(own: object) -> dict[str, _Noise]:
+def _noise(own: object, vanished: dict[str, Tensor]) -> dict[str, _Noise]:
     """By path, what rounding alone can make of a gradient that should vanish, and of what is updated by one.
 
     The gradient is measured against the largest of the step. An optimizer that divides by a gradient's size, as Adam
-    does, makes a whole step of it in either direction, in each element by itself.
+    does, makes a whole step of it in either direction, in each element by itself. ``vanished`` holds by parameter the
+    elements where that has been so in a step until then; those of this one are added.
     """
     if not isinstance(own, Trained):
         return {}
@@ -178,7 +179,8 @@ def _noise(own: object) -> dict[str, _Noise]:
     most = VANISHING * max((size for size in sizes if math.isfinite(size)), default=0.0)
     found = {f"output['gradients'][{name!r}]": _Noise(most) for name in gradients}
     for name, gradient in gradients.items():
-        if (where := gradient.abs() <= most).any():
+        vanished[name] = vanished[name] | (gradient.abs() <= most) if name in vanished else gradient.abs() <= most
+        if (where := vanished[name]).any():
             found[f"output['parameters'][{name!r}]"] = _Noise(_THERE_AND_BACK * own.moved.get(name, 0.0), where)
     return found
 

@@ -225,6 +225,26 @@ def test_what_an_optimizer_makes_of_a_vanishing_gradient_is_rounding_alone(
     assert verdict == "agrees" or "['parameters']['key.bias']" in found.reason
 
 
+def test_what_noise_moved_stays_moved() -> None:
+    """In the second step the gradient is no noise any more; where the first one's led, the parameter still is."""
+
+    class Steps(nn.Module):
+        def __init__(self, sign: float) -> None:
+            super().__init__()
+            self.sign, self.gradient = sign, 1e-9
+
+        def forward(self, x: Tensor) -> Trained:
+            key = torch.full((8,), self.gradient, dtype=x.dtype)
+            self.gradient = 1e-2
+            moved = torch.full((8,), self.sign * 1e-3, dtype=x.dtype)
+            done = Trained(output=x.sum(), gradients={"w": x, "b": key}, parameters={"w": x, "b": moved}, buffers={})
+            done.moved = {"w": 1e-3, "b": 1e-3}
+            return done
+
+    calls = [Call((torch.randn(30, 40),)) for _ in range(2)]
+    assert verify(Steps(1.0), Steps(-1.0), calls, lambda model, c: model(*c.args)).verdict == "agrees"
+
+
 class Named(dict[str, Tensor]):
     """As transformers' outputs: a mapping whose items are attributes, too."""
 
