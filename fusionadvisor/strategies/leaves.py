@@ -8,9 +8,10 @@ import ast
 import functools
 import importlib
 import inspect
+import operator
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,28 +31,119 @@ class _Tracer(fx.Tracer):
     proxy_buffer_attributes = True
     record_stack_traces = True
 
-    def __init__(self, through: bool) -> None:
+    def __init__(self, through: bool, lengths: Sequence[int]) -> None:
         super().__init__()
-        self.through = through
+        self.through, self.lengths = through, iter(lengths)
+        self.known: dict[fx.Node, int] = {}
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return not (self.through and source.runs_in_order(m))
 
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Sized(node, self)
 
-def trace(module: nn.Module, literals: Mapping[str, Any], *, through: bool = False) -> fx.Graph:
+    def iter(self, obj: Any) -> Iterator[Any]:
+        return iter([obj[i] for i in range(self.length(obj.node))])
+
+    def length(self, node: fx.Node) -> int:
+        if node not in self.known:
+            length = next(self.lengths, None)
+            if length is None:
+                raise UnpackedError(node)
+            self.known[node] = length
+        return self.known[node]
+
+
+class _Sized(fx.Proxy):
+    """Says its length where it is known, as unpacking asks for it."""
+
+    def __getattr__(self, k: str) -> fx.proxy.Attribute:
+        return _SizedAttribute(self, k)
+
+    def __len__(self) -> int:
+        return self.tracer.length(self.node)  # type: ignore[attr-defined,no-any-return]
+
+
+class _SizedAttribute(fx.proxy.Attribute):
+    __len__ = _Sized.__len__
+
+
+class UnpackedError(TypeError):
+    """A forward unpacks something whose length is not known, or asks for it."""
+
+    def __init__(self, node: fx.Node) -> None:
+        super().__init__("it goes by the length of something that may be another for other sizes")
+        self.node = node
+
+
+def lengths_of_shapes(module: nn.Module, literals: Mapping[str, Any], given: Mapping[str, Any]) -> list[int]:
+    """The lengths of the shapes, and slices of shapes, that a forward unpacks, for :func:`trace`.
+
+    They follow from how many dimensions the tensors have. Those of anything else may be others for other sizes.
+
+    Args:
+        module: It gets attributes as in :func:`trace`; pass a copy.
+        literals: See :func:`trace`.
+        given: The arguments of a call, by name.
+    """
+    found: list[int] = []
+    while True:
+        try:
+            trace(module, literals, lengths=found)
+        except UnpackedError as error:
+            try:
+                unpacked = _value(error.node, module, given)
+            except FAILURES:
+                return found
+            if not isinstance(unpacked, torch.Size):
+                return found
+            found.append(len(unpacked))
+        except FAILURES:
+            return found
+        else:
+            return found
+
+
+def _value(wanted: fx.Node, module: nn.Module, given: Mapping[str, Any]) -> Any:
+    """What a node of a graph that is not finished is in a call with these arguments."""
+    known: dict[fx.Node, Any] = {}
+
+    def value(node: fx.Node) -> Any:
+        if node not in known:
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), value)
+            called: Any = node.target
+            if node.op == "placeholder":
+                known[node] = given[called]
+            elif node.op == "get_attr":
+                known[node] = operator.attrgetter(called)(module)
+            elif node.op == "call_method":
+                known[node] = getattr(args[0], called)(*args[1:], **kwargs)
+            else:
+                called = module.get_submodule(called) if node.op == "call_module" else called
+                known[node] = called(*args, **kwargs)
+        return known[node]
+
+    with torch.no_grad(), torch.random.fork_rng():
+        return value(wanted)
+
+
+def trace(
+    module: nn.Module, literals: Mapping[str, Any], *, through: bool = False, lengths: Sequence[int] = ()
+) -> fx.Graph:
     """Capture the forward of ``module``.
 
     Args:
         module: It gets an attribute for each tensor constant that its forward makes; pass a copy.
         literals: Its arguments that are no tensors, by name, held to these values.
         through: Calls of a Sequential become calls of the modules in it.
+        lengths: Of what it unpacks, in order; see :func:`lengths_of_shapes`.
 
     Raises:
         RuntimeError, TypeError, …: See :data:`FAILURES`.
     """
     with warnings.catch_warnings(), _factories():
         warnings.simplefilter("ignore")
-        graph = _Tracer(through).trace(module, concrete_args=dict(literals) or None)
+        graph = _Tracer(through, lengths).trace(module, concrete_args=dict(literals) or None)
     names = inspect.signature(module.forward).parameters
     given = (node for node in graph.nodes if node.op == "placeholder")
     for node, name in zip(given, names, strict=False):

@@ -77,7 +77,7 @@ class Sdpa(Strategy):
             module: Any = model.get_submodule(site.data["module"])
             form = _Form(site.data["args"], site.data["kwargs"])
             try:
-                graph = leaves.trace(module, form.literals(module))
+                graph = leaves.trace(module, form.literals(module), lengths=site.data["lengths"])
             except leaves.FAILURES as error:
                 raise StrategyError(f"{site.name} cannot be captured: {_first_sentence(error)}.") from error
             wanted = dict(site.data["attentions"])
@@ -126,7 +126,7 @@ class Guarded(leaves.Rewritten):
 
 @dataclass(frozen=True)
 class _Form:
-    """How a module is called: for each argument what it is, and its value where it is a constant."""
+    """How a module is called: for each argument what it is, a tensor's dimensions, and the value of a constant."""
 
     args: list[Any]
     kwargs: Mapping[str, Any]
@@ -152,9 +152,9 @@ class _Form:
 
 def _kind(value: Any) -> list[Any]:
     if isinstance(value, Tensor):
-        return ["tensor"]
+        return ["tensor", value.dim()]
     if isinstance(value, tuple) and value and all(isinstance(item, Tensor) for item in value):
-        return ["tensors", len(value)]
+        return ["tensors", [item.dim() for item in value]]
     return ["constant", value] if type(value) in _PLAIN else ["other", type(value).__name__]
 
 
@@ -186,9 +186,11 @@ class _Proof:
             return None, [f"{name} is not always called alike"]
         if forms[0].unknown:
             return None, [f"{name} is given a {forms[0].unknown}, which is neither tensor nor constant"]
-        work = copy.deepcopy(module)
+        work, literals = copy.deepcopy(module), forms[0].literals(module)
+        bound = inspect.signature(module.forward).bind(*calls[0].args, **calls[0].kwargs).arguments
+        lengths = leaves.lengths_of_shapes(copy.deepcopy(module), literals, bound)
         try:
-            graph = leaves.trace(work, forms[0].literals(module))
+            graph = leaves.trace(work, literals, lengths=lengths)
             reader = Reader(work, graph)
             found = list(reader.found())
             values = [_values(work, graph, call) for call in calls] if found else []
@@ -209,7 +211,7 @@ class _Proof:
             return None, [f"{name}: {reason}"]
         data = {
             "module": self.path, "class": type(module).__name__, "args": forms[0].args,
-            "kwargs": dict(forms[0].kwargs), "attentions": roots,
+            "kwargs": dict(forms[0].kwargs), "attentions": roots, "lengths": lengths,
         }  # fmt: skip
         return Site(name, (self.path,), f"{name} runs its own code when it is called in another way", data), reasons
 

@@ -106,6 +106,23 @@ class Expanded(Attention):
         return F.softmax(q @ self.repeat(k).transpose(2, 3) / 2, dim=-1) @ self.repeat(v)
 
 
+class Unpacked(Attention):
+    def heads(self, x: Tensor, count: int) -> Tensor:
+        rows = x.size()[:-1]
+        return x.view(*rows, count, 4).transpose(1, 2)
+
+    def forward(self, x: Tensor) -> Any:
+        q, k, v = (self.heads(layer(x), HEADS) for layer in (self.q, self.k, self.v))
+        return self.o(self.attend(q, k, v).transpose(1, 2).reshape(*x.shape[:2], -1))
+
+
+class Halves(Attention):
+    """Attends in pieces of two: how many there are follows from the length of the input."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Any:
+        return torch.cat([super(Halves, self).attend(part, k, v) for part in q.split(2, dim=2)], dim=2)
+
+
 class Wrapped(nn.Module):
     """Around it, what torch.fx cannot trace."""
 
@@ -127,7 +144,28 @@ def ops(model: nn.Module, x: Tensor) -> list[str]:
         return [op.name for op in record(lambda: model(x), model).ops]
 
 
-VARIANTS = (Attention, Causal, Boolean, Kept, Additive, Unscaled, Dropping, Grouped, Expanded)
+VARIANTS = (Attention, Causal, Boolean, Kept, Additive, Unscaled, Dropping, Grouped, Expanded, Unpacked)
+
+
+def test_what_is_unpacked_in_another_number_for_other_sizes_is_not_captured() -> None:
+    assert (
+        "inner cannot be captured: it goes by the length of something that may be another for other sizes"
+        in reasons(Sdpa().plan(given(Halves)))
+    )
+
+
+def test_tensors_of_another_rank_run_the_modules_own_code() -> None:
+    class Shaped(Unpacked):
+        def forward(self, x: Tensor) -> Any:
+            return super().forward(x.flatten(1, -2)).view(*x.shape[:-1], -1)
+
+    found = given(Shaped)
+    candidate, plan = applied(Sdpa(), found)
+    assert plan.sites
+    x = torch.randn(2, 3, 6, WIDTH)
+    with torch.no_grad():
+        torch.testing.assert_close(candidate(x), found.model(x))
+    assert not any("scaled_dot_product" in name for name in ops(candidate, x))
 
 
 @pytest.mark.parametrize("kind", VARIANTS)
