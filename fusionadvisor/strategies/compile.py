@@ -108,12 +108,17 @@ class Compile(Strategy):
         Raises:
             InputError: ``regions`` names a module that the model does not have.
         """
+        from torch._dynamo.exc import TorchDynamoException
+
         if reason := blocker(subject.model) or _unequipped(subject.device):
             return Plan(blocker=reason)
         paths = self._paths(subject.model)
         if not paths:
             return Plan(notes=("No block repeats in this model.",))
-        survey = _survey(subject, paths, DYNAMIC[self.dynamic])
+        try:
+            survey = _survey(subject, paths, DYNAMIC[self.dynamic])
+        except (TorchDynamoException, *_FAILURES) as error:
+            return Plan(blocker=_itself(error))
         if not survey.graphs:
             return Plan(
                 refused=(survey.failure or Refusal("the model", "No op of it could be captured."),), graph_breaks=0
@@ -148,12 +153,8 @@ class Compile(Strategy):
         before = state()
         try:
             run()
-        except TorchDynamoException as error:
-            lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-            said = " ".join(lines[:2] if lines[0].endswith(":") else lines[:1])
-            raise StrategyError(
-                f"torch.compile itself fails on this model: {said.rstrip('.')}. compile.regions leaves parts out."
-            ) from error
+        except (TorchDynamoException, *_FAILURES) as error:
+            raise StrategyError(_itself(error)) from error
         kernels, nodes, cached = (now - then for now, then in zip(state(), before, strict=True))
         notes = [f"Inductor counts {plural(nodes, 'node')} before fusion and {plural(kernels, 'generated kernel')}."]
         if cached:
@@ -181,6 +182,17 @@ class Compile(Strategy):
             return
         if self.mode == "reduce-overhead":
             yield "reduce-overhead records CUDA graphs: on the CPU it does nothing that default does not."
+
+
+_FAILURES = (AssertionError, AttributeError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError)
+"""What torch's compiler also raises, on a model that has just run without it."""
+
+
+def _itself(error: Exception) -> str:
+    """Say that it is torch that fails, in its own words."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    said = " ".join(lines[:2] if lines[0].endswith(":") else lines[:1])
+    return f"torch.compile itself fails on this model: {said.rstrip('.')}. compile.regions leaves parts out."
 
 
 def compile_at(module: nn.Module, **how: Any) -> None:

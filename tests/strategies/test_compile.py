@@ -244,6 +244,25 @@ def test_generated_code_computes_the_same_and_counts_kernels() -> None:
         assert run == kernels.count(lambda: candidate(*given.calls[0].args), "cpu")
 
 
+class Forbidden(nn.Module):
+    """Calls what torch's compiler asserts that nobody calls in what it compiles."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        cache = torch.zeros(8)
+        torch._dynamo.mark_static_address(cache)  # type: ignore[no-untyped-call]
+        y: Tensor = self.linear(x) + cache
+        return y
+
+
+def test_what_torch_refuses_to_trace_is_refused_when_it_is_planned() -> None:
+    plan = Compile().plan(subject(Forbidden(), (8,), batches=(2,)))
+    assert plan.blocker.startswith("torch.compile itself fails on this model: Attempt to trace forbidden callable")
+
+
 def test_what_torch_itself_fails_at_is_refused_in_its_words() -> None:
     def broken(*_: object) -> None:
         raise KeyError("buf14")
