@@ -9,7 +9,7 @@ from fusionadvisor.analysis.nodes import Node
 from fusionadvisor.report.model import Range
 from fusionadvisor.rules.base import Candidate, Looked, Notes, Rule, hook, name
 from fusionadvisor.rules.horizontal import gemm_floor_us
-from fusionadvisor.rules.match import chain, common, compile_snippet, is_forward
+from fusionadvisor.rules.match import at_most, chain, common, compile_snippet, is_forward
 
 _SCORES = frozenset({"bmm", "baddbmm", "matmul"})
 _BETWEEN = frozenset({"pointwise", "cast", "layout", "copy", "rng", "fill"})
@@ -127,7 +127,7 @@ class WrittenOutAttention(Rule):
             said.append(f"The scores have {units.size_bytes(scores.bytes)} and pass through memory {often}.")
         us = sum(n.us for n in inside)
         if facts.bandwidth is None or facts.gpu is None:
-            said.append("Saves at most the measured time of what is between the two GEMMs.")
+            said.append(f"{at_most(facts)} the measured time of what is between the two GEMMs.")
             saving = Range(0.0, None, sum(n.us for n in between))
         else:
             floor = gemm_floor_us(facts, [n for n in inside if n.op in _SCORES], self._traffic(inside))
@@ -241,7 +241,7 @@ class RotaryEmbedding(Rule):
         members = [facts.nodes[i] for i in sorted(nodes)]
         said = [f"{len(members)} kernels, {units.time_us(sum(n.us for n in members))}: {chain(members)}."]
         if facts.bandwidth is None:
-            said.append("Saves at most the measured times of its kernels, all but the longest.")
+            said.append(f"{at_most(facts)} the measured times of its kernels, all but the longest.")
         rotations = sum(n.kind == "cat" for n in members)
         return Candidate(
             tuple(sorted(nodes)), facts.bound(tuple(sorted(nodes))),

@@ -11,7 +11,7 @@ from fusionadvisor.analysis.facts import Facts
 from fusionadvisor.analysis.nodes import Node
 from fusionadvisor.report.model import Range
 from fusionadvisor.rules.base import Candidate, Looked, Notes, Rule
-from fusionadvisor.rules.match import end_of, is_forward, is_path, left, weight
+from fusionadvisor.rules.match import at_most, end_of, is_forward, is_path, left, weight
 
 TILE_EFFICIENCY = 0.76
 """Share of the tensor-core peak that the best cuBLAS tile (128×256) reached on an H100."""
@@ -139,7 +139,9 @@ class Siblings(Rule):
         widths = " + ".join(str(self._width(n)) for n in family)
         said = [f"{len(family)} {self.what} ({widths} wide) read the same {units.size_bytes(shared.bytes)}."]
         if facts.bandwidth is None or facts.gpu is None:
-            said.append("Saves at most that share of their measured time which the repeated read is of their traffic.")
+            said.append(
+                f"{at_most(facts)} that share of their measured time which the repeated read is of their traffic."
+            )
         return Candidate(
             tuple(n.index for n in family), self._saving(facts, family, us, saved, moved),
             f"{len(family)} {self.what} on one input", family[0], evidence=tuple(said),
@@ -275,7 +277,7 @@ class SmallGemms(Rule):
         for run in runs.values():
             for part in self._independent(facts, run):
                 if len({n.inputs[left(n)] for n in part}) > 1:
-                    notes.candidates.append(self._candidate(part))
+                    notes.candidates.append(self._candidate(facts, part))
         return notes.looked()
 
     def snippet(self, found: Sequence[Candidate], facts: Facts) -> str:
@@ -302,11 +304,11 @@ class SmallGemms(Rule):
         if len(part) >= 4:
             yield part
 
-    def _candidate(self, part: list[Node]) -> Candidate:
+    def _candidate(self, facts: Facts, part: list[Node]) -> Candidate:
         us, shapes = sum(n.us for n in part), " · ".join(str(list(t.shape)) for t in part[0].reads)
         said = f"{len(part)} GEMMs of {shapes}, {units.time_us(us / len(part))} each, need nothing of each other."
         return Candidate(
             tuple(n.index for n in part), Range(0.0, None, us - max(n.us for n in part)),
             f"{len(part)} GEMMs of {shapes}", part[0],
-            evidence=(said, "Saves at most their measured times, all but the longest."),
+            evidence=(said, f"{at_most(facts)} their measured times, all but the longest."),
         )  # fmt: skip

@@ -26,6 +26,11 @@ def label(node: Node) -> str:
     return node.kind if node.kind in ("cast", "layout") else LABELS.get(node.op, node.op or node.kind)
 
 
+def at_most(facts: Facts) -> str:
+    """How a saving that rests on measured times begins: a bound on a GPU, on the CPU an estimate."""
+    return "Estimated as" if facts.timeline.stand_ins else "Saves at most"
+
+
 def chain(nodes: Iterable[Node], most: int = 12) -> str:
     """``add → relu``; repeats counted, long chains cut."""
     words: list[list[object]] = []

@@ -7,7 +7,7 @@ from fusionadvisor import units
 from fusionadvisor.analysis.facts import Facts
 from fusionadvisor.analysis.nodes import Node
 from fusionadvisor.rules.base import Candidate, Looked, Notes, Rule, name
-from fusionadvisor.rules.match import chain, compile_snippet, is_forward, is_path, tensor_reads, walk_back
+from fusionadvisor.rules.match import at_most, chain, compile_snippet, is_forward, is_path, tensor_reads, walk_back
 
 _ROOTS = frozenset({"rsqrt", "sqrt", "pow", "linalg_vector_norm", "std"})
 _SQUARES = frozenset({"pow", "mul", "square"})
@@ -193,7 +193,7 @@ class ResidualNorm(Rule):
         said = [f"{len(members)} kernels, {units.time_us(sum(n.us for n in members))}: {chain(members)}."]
         said.append(f"The sum has {units.size_bytes(size)}; {name(last)} reads it.")
         if facts.bandwidth is None:
-            said.append("Saves at most the measured times of its kernels, all but the longest.")
+            said.append(f"{at_most(facts)} the measured times of its kernels, all but the longest.")
         return Candidate(
             tuple(n.index for n in members), facts.bound(tuple(n.index for n in members)), chain(members), last,
             evidence=tuple(said),
@@ -264,5 +264,5 @@ class WrittenOutNorm(Rule):
         members = [facts.nodes[i] for i in nodes]
         said = [f"{what}: {len(members)} kernels, {units.time_us(sum(n.us for n in members))}: {chain(members)}."]
         if facts.bandwidth is None:
-            said.append("Saves at most the measured times of its kernels, all but the longest.")
+            said.append(f"{at_most(facts)} the measured times of its kernels, all but the longest.")
         return Candidate(nodes, facts.bound(nodes), f"{what}: {chain(members)}", last, evidence=tuple(said))

@@ -8,6 +8,7 @@ from fusionadvisor.analysis.nodes import Node
 from fusionadvisor.report.model import Range
 from fusionadvisor.rules.base import Candidate, Looked, Notes, Rule, name
 from fusionadvisor.rules.match import (
+    at_most,
     chain,
     common,
     compile_snippet,
@@ -143,7 +144,7 @@ class WrittenOutActivation(Rule):
         nodes = tuple(n.index for n in members)
         said = [f"{what}: {len(nodes)} kernels, {units.time_us(sum(n.us for n in members))}: {chain(members)}."]
         if facts.bandwidth is None:
-            said.append("Saves at most the measured times of its kernels, all but the longest.")
+            said.append(f"{at_most(facts)} the measured times of its kernels, all but the longest.")
         return Candidate(nodes, facts.bound(nodes), f"{what}: {chain(members)}", members[-1], evidence=tuple(said))
 
 

@@ -11,6 +11,7 @@ from fusionadvisor.report.model import Range
 from fusionadvisor.rules.base import Candidate, Looked, Notes, Rule, hook, name
 from fusionadvisor.rules.match import (
     activation_of,
+    at_most,
     batch_statistics,
     chain,
     common,
@@ -128,7 +129,7 @@ class FoldableNorm(Rule):
     def _evidence(self, facts: Facts, layer: Node, norm: Node) -> tuple[str, ...]:
         said = [f"{name(norm)} is the only reader of {name(layer)} and uses stored statistics."]
         if facts.bandwidth is None:
-            said.append(f"Saves at most what each norm itself takes, {units.time_us(norm.us)} for {name(norm)}.")
+            said.append(f"{at_most(facts)} what each norm itself takes, {units.time_us(norm.us)} for {name(norm)}.")
         elif norm.out is not None:
             said.append(f"It reads and writes {units.size_bytes(norm.out.bytes)} each.")
         return tuple(said)
@@ -233,7 +234,7 @@ class ActivationEpilogue(Rule):
         us = sum(n.us for n in tail)
         said = [f"{chain(tail)} takes {units.time_us(us)} after {name(layer)} and only waits for its result."]
         if facts.bandwidth is None:
-            said.append("Saves at most the measured time of these kernels.")
+            said.append(f"{at_most(facts)} the measured time of these kernels.")
         return Candidate(nodes, saving, chain([layer, *tail]), tail[-1], (layer.index,), evidence=tuple(said))
 
 
@@ -295,5 +296,5 @@ class PointwiseChain(Rule):
             kept = "each reads the same tensor, which one kernel reads once"
         said = [f"{members}: {kept}; {rest} remain."]
         if facts.bandwidth is None:
-            said.append("Saves at most the measured times of its kernels, all but the longest.")
+            said.append(f"{at_most(facts)} the measured times of its kernels, all but the longest.")
         return tuple(said)

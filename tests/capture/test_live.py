@@ -250,7 +250,7 @@ def test_the_bound_of_a_folded_norm_names_the_norm_it_is_of() -> None:
     result = captured(steps=1)
     findings = run(Facts(result.timeline, result.flow)).findings
     said = [sentence for f in findings if f.rule == "FA101" for sentence in f.evidence]
-    assert any(s.startswith("Saves at most what each norm itself takes, ") and s.endswith(" for bn.") for s in said)
+    assert any(s.startswith("Estimated as what each norm itself takes, ") and s.endswith(" for bn.") for s in said)
 
 
 def test_ops_that_fit_into_the_step_and_kernels_of_a_gpu_keep_their_times() -> None:
