@@ -215,9 +215,10 @@ def attending(seed: int) -> tuple[nn.Module, str]:
         "self.register_buffer('mask', torch.full((16, 16), float('-inf')).triu("
         + draw.choice(("1", "1", "1", "0")) + "))",
     ]  # fmt: skip
-    body = ["n = x.shape[1]", "q = self.q(x).view(x.shape[0], n, 2, 4).transpose(1, 2)"]
+    rows = random.Random(~seed).choice(("x.shape[0], n", "x.shape[0], n", "*x.shape[:2]", "*x.size()[:-1]"))
+    body = ["n = x.shape[1]", f"q = self.q(x).view({rows}, 2, 4).transpose(1, 2)"]
     count = heads if grouped else 2
-    body += [f"{t} = self.{t}(x).view(x.shape[0], n, {count}, 4).transpose(1, 2)" for t in "kv"]
+    body += [f"{t} = self.{t}(x).view({rows}, {count}, 4).transpose(1, 2)" for t in "kv"]
     if grouped:
         repeat = draw.choice(("{0} = {0}.repeat_interleave(2 // {1}, dim=1)", "{0} = {0}.repeat(1, 2 // {1}, 1, 1)",
                               "{0} = {0}[:, :, None].expand(-1, -1, 2 // {1}, -1, -1).reshape(x.shape[0], 2, n, 4)",
