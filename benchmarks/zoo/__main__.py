@@ -1,6 +1,6 @@
 """Point the tool at architectures nobody here wrote, and check what it says.
 
-    python -m benchmarks.zoo [--only NAME ...] [--mode MODE] [--search] [--again] [--jobs N] [--folder DIR] [--merge]
+    python -m benchmarks.zoo [--only NAME ...] [--mode MODE] [--search] [--budget S] [--again] [--jobs N] [--folder DIR] [--merge]
 
 Each is profiled, predicted for an H100, and given to every strategy, for inference and, where it has a loss, for
 training; ``--search`` adds ``auto`` and ``compile``, which take minutes. What was verified is compared once more by
@@ -29,6 +29,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", metavar="NAME", help="architectures, or samples")
     parser.add_argument("--mode", choices=("inference", "training"))
     parser.add_argument("--search", action="store_true", help="auto and compile, for what has a row")
+    parser.add_argument("--budget", type=float, default=one.BUDGET_S, help="CPU seconds that auto may search")
     parser.add_argument("--again", action="store_true", help="also what has a row already")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--folder", type=Path, default=Path("out/zoo"))
@@ -41,7 +42,7 @@ def main() -> None:
         if unknown := set(given.only or ()) - {name for name, _ in rows}:
             parser.error(f"not in the zoo: {', '.join(sorted(unknown))}")
         rows = [(n, m) for n, m in rows if (not given.only or n in given.only) and given.mode in (None, m)]
-        work = partial(_search, given.folder) if given.search else partial(_row, given.folder)
+        work = partial(_search, given.folder, given.budget) if given.search else partial(_row, given.folder)
         _run([row for row in rows if given.again or not _done(given.folder, row, given.search)], given.jobs, work)
     table.write(given.folder)
 
@@ -72,11 +73,11 @@ def _row(folder: Path, row: Row) -> None:
     _save(folder, row, found)
 
 
-def _search(folder: Path, row: Row) -> None:
+def _search(folder: Path, budget_s: float, row: Row) -> None:
     if not _file(folder, *row).exists():
         return
     known = json.loads(_file(folder, *row).read_text())
-    found = forked.call(partial(one.search, known, folder), ROW_S)
+    found = forked.call(partial(one.search, known, folder, budget_s), ROW_S)
     if isinstance(found, forked.Failed):
         found = {**known, "crashes": [*known["crashes"], f"auto: {found.what}\n{found.trace}".strip()]}
     _save(folder, row, found)

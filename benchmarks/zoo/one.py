@@ -44,12 +44,12 @@ def measure(name: str, mode: str, folder: Path) -> Plain:
     return {**head(name, mode), "seconds": round(time.monotonic() - start, 1), **found}
 
 
-def search(row: Plain, folder: Path) -> Plain:
+def search(row: Plain, folder: Path, budget_s: float = BUDGET_S) -> Plain:
     """What ``auto`` and ``compile`` add to a row, which take minutes where the others take seconds."""
     start = time.monotonic()
     name, mode = row["name"], row["mode"]
     with forked.workers():
-        found = _Row(name, str(models.write(name, folder)), mode == "training").search()
+        found = _Row(name, str(models.write(name, folder)), mode == "training").search(budget_s)
     row["strategies"] |= found.pop("strategies")
     crashes = [*row["crashes"], *found.pop("crashes")]
     searched = {"searched": {**head(name, mode), "seconds": round(time.monotonic() - start, 1)}}
@@ -89,13 +89,13 @@ class _Row:
         tried = dict(self._each(profiled.workload))
         return {"profile": _profiled(profiled), "predict": predicted, "strategies": tried, "crashes": self.crashes}
 
-    def search(self) -> Plain:
+    def search(self, budget_s: float) -> Plain:
         """Search for the best, and see what ``compile`` alone does."""
         profiled = self._call("profile", partial(_profile, self.target, self.train))
         if not isinstance(profiled, Report):
             return {"strategies": {}, "crashes": self.crashes}
         assert profiled.workload is not None
-        found, tried = self._auto(profiled.workload, profiled.findings)
+        found, tried = self._auto(profiled.workload, profiled.findings, budget_s)
         made, step = self._compiled(profiled.workload, tried)
         row = _attempt(made)
         if step is not None and made.kept and found.get("kept") != ["compile"]:
@@ -111,7 +111,7 @@ class _Row:
         return {"error": found.what}
 
     def _auto(
-        self, workload: Workload, findings: tuple[Finding, ...]
+        self, workload: Workload, findings: tuple[Finding, ...], budget_s: float
     ) -> tuple[Plain, list[tuple[Attempt, Step | None]]]:
         """The search, and every attempt it made with the step that came of it."""
         start = time.monotonic()
@@ -127,12 +127,13 @@ class _Row:
         hunt = partial(auto.Search, clock=forked.cpu_seconds)
         with mock.patch.object(Trying, "tried", noted), mock.patch.object(auto, "Search", hunt):
             try:
-                outcome = auto.search(workload, findings, budget_s=BUDGET_S, timeout_s=JOB_S)
+                outcome = auto.search(workload, findings, budget_s=budget_s, timeout_s=JOB_S)
             except Exception as error:  # noqa: BLE001 - what the benchmark is there to find
                 self.crashes.append(f"auto: {type(error).__name__}: {error}")
                 return {"error": str(error)}, tried
         row: Plain = {
             "seconds": round(time.monotonic() - start, 1),
+            "budget_s": budget_s,
             "kept": [step.strategy + _bracketed(step.parameters) for step in outcome.steps],
             "steps": [to_dict(step) for step in outcome.steps],
             "speedup": _speedup(outcome.result),
