@@ -1,6 +1,7 @@
 """Point the tool at architectures nobody here wrote, and check what it says.
 
-    python -m benchmarks.zoo [--only NAME ...] [--mode MODE] [--search] [--budget S] [--again] [--jobs N] [--folder DIR] [--merge]
+    python -m benchmarks.zoo [--only NAME ...] [--mode MODE] [--search] [--budget S] [--again] [--jobs N]
+                             [--folder DIR] [--merge]
 
 Each is profiled, predicted for an H100, and given to every strategy, for inference and, where it has a loss, for
 training; ``--search`` adds ``auto`` and ``compile``, which take minutes. What was verified is compared once more by
