@@ -3,6 +3,7 @@
 import tempfile
 from collections import Counter
 from collections.abc import Callable
+from difflib import SequenceMatcher
 from pathlib import Path
 
 import torch
@@ -22,9 +23,14 @@ from fusionadvisor.workload.program import Program
 
 
 def count(run: Callable[[], object], device: str) -> Counter[str]:
-    """Profile one call after a first one, and count its kernels by the op that launched them.
+    """Count the kernels of one call by the op that launched them; see :func:`names`."""
+    return Counter(names(run, device))
 
-    Kernels without an op, as in a replayed graph, are counted by their own name.
+
+def names(run: Callable[[], object], device: str) -> list[str]:
+    """Profile one call after a first one, and name its kernels by the op that launched each, in the order they ran.
+
+    Kernels without an op, as in a replayed graph, go by their own name.
     """
     cuda = device.startswith("cuda")
     run()
@@ -40,13 +46,30 @@ def count(run: Callable[[], object], device: str) -> Counter[str]:
         path = Path(folder) / "trace.json"
         profile.export_chrome_trace(str(path))
         kernels = trace.load(path, stand_ins=True).kernels
-    return Counter(str(op) or str(name) for op, name in zip(kernels["op"], kernels["name"], strict=True))
+    return [str(op) or str(name) for op, name in zip(kernels["op"], kernels["name"], strict=True)]
 
 
-def difference(before: Counter[str], after: Counter[str]) -> KernelCount:
-    """Say which went and which came."""
-    gone, added = before - after, after - before
-    return KernelCount(before.total(), after.total(), tuple(sorted(gone.items())), tuple(sorted(added.items())))
+def difference(before: list[str], after: list[str], original: list[str]) -> KernelCount:
+    """Say which went and which came from ``before`` to ``after``, and which of the original's no longer run."""
+    left, came = Counter(before), Counter(after)
+    counts = tuple(sorted((left - came).items())), tuple(sorted((came - left).items()))
+    went = _went(original, after)
+    return KernelCount(len(before), len(after), *counts, *((len(original), went) if went is not None else ()))
+
+
+ALIGNED = 2_000
+"""Kernels up to which two steps are aligned, where they differ: that takes the square of it."""
+
+
+def _went(original: list[str], after: list[str]) -> tuple[int, ...] | None:
+    """The places of the ops that are not in ``after``; None where there are too many to tell."""
+    a, b = ([name.removesuffix("_") for name in names] for names in (original, after))  # in place or not is one op
+    front = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    a, b = a[front:], b[front:]
+    if max(len(a), len(b)) > ALIGNED:
+        return None
+    codes = SequenceMatcher(None, a, b, autojunk=False).get_opcodes()
+    return tuple(front + i for kind, low, high, _, _ in codes if kind != "equal" for i in range(low, high))
 
 
 def timeline(program: Program, model: nn.Module, latency: Timing) -> TimelineSummary:

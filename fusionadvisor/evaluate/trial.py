@@ -230,19 +230,17 @@ class _Trial:
             return None
         if plan.refused:
             return replace(attempt, reason=plan.refused[0].reason)
-        call = self.program.call()
-        ops = kernels.count(lambda: self.program.step(call, base), self.program.workload.device)
+        ops = self._ops(base)
         what = " ".join(plan.notes) or "There is nothing in this model for it to change."
-        count = kernels.difference(ops, ops)
+        count = kernels.difference(ops, ops, ops)
         return replace(attempt, outcome="no_effect", kernels=count, reason=f"{what} {self._counts(ops, ops)}")
 
     def _measured(self, strategy: Strategy, attempt: Attempt, base: nn.Module, candidate: nn.Module) -> Attempt:
         self.tell("counting")
-        call, device = self.program.call(), self.program.workload.device
-        before = kernels.count(lambda: self.program.step(call, base), device)
-        after = kernels.count(lambda: self.program.step(call, candidate), device)
-        attempt = replace(attempt, kernels=kernels.difference(before, after))
-        if strategy.changes_ops and before == after:
+        before, after = self._ops(base), self._ops(candidate)
+        original = self._ops(copied(self.program.model)) if self.job.kept else before
+        attempt = replace(attempt, kernels=kernels.difference(before, after, original))
+        if strategy.changes_ops and Counter(before) == Counter(after):
             return replace(attempt, outcome="no_effect", reason=f"The same ops run: {self._counts(before, after)}")
         self.tell("measuring")
         result = _compare(self.program, base, candidate, self.job)
@@ -253,13 +251,17 @@ class _Trial:
         if result.verdict == "faster":
             return replace(attempt, kept=True, break_even_calls=_break_even(attempt.compile_s, saved_ms))
         # what others can build on is kept for doing less; what ends the composition has to pay for itself
-        kept = result.verdict == "same" and before.total() > after.total() and not strategy.terminal
+        kept = result.verdict == "same" and len(before) > len(after) and not strategy.terminal
         kept = kept or (self.job.goal == "memory" and result.verdict == "same" and _held_less(result))
         return replace(attempt, kept=kept, reason=_reason(result, kept, self._counts(before, after)))
 
-    def _counts(self, before: Counter[str], after: Counter[str]) -> str:
+    def _ops(self, model: nn.Module) -> list[str]:
+        call = self.program.call()
+        return kernels.names(lambda: self.program.step(call, model), self.program.workload.device)
+
+    def _counts(self, before: list[str], after: list[str]) -> str:
         noun = "kernel" if self._on_cuda else "op"
-        return f"{units.plural(before.total(), noun)} before, {after.total():,} after."
+        return f"{units.plural(len(before), noun)} before, {len(after):,} after."
 
     @property
     def _on_cuda(self) -> bool:

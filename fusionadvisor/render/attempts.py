@@ -167,11 +167,11 @@ def _path(sheet: Sheet, report: Report) -> None:
 
 def _findings(sheet: Sheet, report: Report) -> None:
     """For each finding what could go, what went, and whether its kernels are gone; and which findings stay."""
-    told = _told(report)
-    if not told:
+    told, lead = _told(report), "Findings  "
+    kept = any(attempt.kept for attempt in report.attempts)
+    if not (told or kept):
         return
     sheet.gap()
-    lead = "Findings  "
     for found, attempt, credit in told[:CREDITS_SHOWN]:
         sheet.flow(_credit(report, found, attempt, credit), lead=[(lead, "bold")], indent=12, gap="   ")
         lead = " " * len(lead)
@@ -180,7 +180,7 @@ def _findings(sheet: Sheet, report: Report) -> None:
     closed = {credit.finding for _, attempt, credit in told if attempt.kept and credit.closed}
     still = {f.id for f in report.findings if f.id not in closed and not f.footnote}
     if still:
-        sheet.say(f"still open: {_rules(report, still)}", indent=10)
+        sheet.say(f"still open: {_rules(report, still)}", lead=[] if told else [(lead, "bold")], indent=10)
 
 
 def _told(report: Report) -> list[tuple[Finding, Attempt, Credit]]:

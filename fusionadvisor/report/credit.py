@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from fusionadvisor.report.model import Attempt, Credit, Finding, KernelTable
+from fusionadvisor.report.model import Attempt, Credit, Finding, KernelCount, KernelTable
 
 _LAYERS = ("gemm", "conv")
 """Beside other kinds, what the others merge into: it stays."""
@@ -16,10 +16,11 @@ def credited(attempts: Sequence[Attempt], findings: Sequence[Finding], table: Ke
     """Name for each attempt the findings it addressed and those it closed, and what was expected and measured of each.
 
     A finding is addressed where the strategy is its remedy and changed one of its modules. It is closed where as many
-    of its kernels are gone, by the names of their ops, as would go if each place became one kernel; and, where it is
-    not about kernels too many, as soon as it is addressed. Each op that went counts once, for addressed findings
-    first; and no more can be closed than there are kernels less, as ops under new names are no gain. What went in the
-    attempts that one was made on top of counts for it, too.
+    of its kernels are gone as would go if each place became one kernel; and, where it is not about kernels too many,
+    as soon as it is addressed. Which kernels are gone is known by their place in the step; where it is not, by the
+    names of their ops, each op that went once, for addressed findings first. No more can be closed than there are
+    kernels less, as ops under new names are no gain. What went in the attempts that one was made on top of counts for
+    it, too. A finding half of whose kernels went is named with what was expected of it, if it stays open.
     """
     rows = {found.id: _rows(found, table) for found in findings}
     after: dict[tuple[str, ...], _State] = {}
@@ -33,7 +34,8 @@ def credited(attempts: Sequence[Attempt], findings: Sequence[Finding], table: Ke
         closed -= state.closed
         if attempt.kernels is not None:
             after[(*attempt.on, attempt.strategy)] = _State(frozenset(step.gone), state.closed | closed)
-        met = [found for found in findings if found in addressed or found.id in closed]
+        mostly = {found.id for found in findings if step.mostly_took(rows[found.id], state.gone)}
+        met = [found for found in findings if found in addressed or found.id in closed | mostly]
         made.append(
             replace(
                 attempt,
@@ -61,7 +63,7 @@ def _credit(attempt: Attempt, found: Finding, rows: "_Rows", gone: set[int], clo
         measured = whole_us * (1 - 1 / attempt.speedup.median)
         low, high = attempt.speedup.ci95
         ci95 = whole_us * (1 - 1 / low), whole_us * (1 - 1 / high)
-    went = len(gone.intersection(rows.ops)) if rows.needed else 0
+    went = len(gone.intersection(rows.ops)) if rows.needed else 0  # of one step
     kernels = len(rows.ops) if rows.needed else 0
     return Credit(found.id, found.saving.step_us, kernels, went, closed, measured, ci95, shared)
 
@@ -78,11 +80,16 @@ class _Step:
             # the same op in place, or no longer in place, is still there
             self.left[op.removesuffix("_") if op.endswith("_") else f"{op}_"] -= count
         self.room = counts.before - counts.after if counts else 0
+        self.known = _known(counts, table) if counts else None
+        self.counted = set(gone)
+        self.gone |= self.known or set()
 
     def closes(self, rows: "_Rows", addressed: bool) -> bool:
         """Take what of a finding's kernels went; say whether that closes it."""
         if not rows.needed:
             return addressed
+        if self.known is not None:
+            return self._closes_known(rows)
         before = len(self.gone.intersection(rows.ops))
         took = [row for row in rows.ops if row not in self.gone and self._take(self.table.op[row])]
         fewer = rows.needed - before
@@ -96,11 +103,34 @@ class _Step:
         self.room -= max(fewer, 0)
         return True
 
+    def mostly_took(self, rows: "_Rows", earlier: frozenset[int]) -> bool:
+        """Whether at least half of a finding's kernels are known to have gone in this attempt."""
+        went = self.gone.difference(earlier).intersection(rows.ops) if self.known is not None and rows.needed else ()
+        return 0 < len(rows.ops) <= 2 * len(went)
+
+    def _closes_known(self, rows: "_Rows") -> bool:
+        took = self.gone.intersection(rows.ops)
+        fewer = max(rows.needed - len(self.counted.intersection(rows.ops)), 0)
+        if len(took) < rows.needed or fewer > self.room:
+            return False
+        self.counted |= took
+        self.room -= fewer
+        return True
+
     def _take(self, op: str) -> bool:
         if self.left[op] <= 0:
             return False
         self.left[op] -= 1
         return True
+
+
+def _known(counts: KernelCount, table: KernelTable) -> frozenset[int] | None:
+    """The rows of the table that no longer run, in each step; None where the places of ops do not tell."""
+    steps: dict[int, list[int]] = {}
+    for row in range(len(table.op)):
+        steps.setdefault(table.step[row] if table.step else 0, []).append(row)
+    rows = [members for members in steps.values() if len(members) == counts.original]
+    return frozenset(members[place] for members in rows for place in counts.went) if rows else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -425,6 +425,10 @@ class KernelCount:
     after: int
     gone: tuple[tuple[str, int], ...] = ()
     added: tuple[tuple[str, int], ...] = ()
+    original: int = 0
+    """Of a step before anything was applied; 0 where ``went`` is not known."""
+    went: tuple[int, ...] = ()
+    """Which of those no longer run, by their place in the step: ops aligned in the order they run."""
 
 
 @dataclass(frozen=True, slots=True)

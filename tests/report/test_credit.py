@@ -97,3 +97,33 @@ def test_each_finding_is_credited_with_its_bound_what_was_measured_and_what_went
     )
     assert (untimed.credits[0].closed, untimed.credits[0].gone, untimed.credits[0].measured_us) == (True, 2, None)
     assert [(c.finding, c.closed, c.shared) for c in torch_script.credits] == [("FA101", True, 2), ("FA103", False, 2)]
+
+
+def placed(strategy: str, after: int, *went: int, on: tuple[str, ...] = (), before: int = 8) -> Attempt:
+    """An attempt of which is known which places of the step's eight ops went."""
+    attempt = tried(strategy, after, before=before, on=on)
+    assert attempt.kernels is not None
+    return replace(attempt, kernels=replace(attempt.kernels, original=8, went=went))
+
+
+def test_places_tell_which_of_equal_ops_went() -> None:
+    """Two additions went, and they are of the second block; the first block's still run."""
+    pair = found("FA1", 2, 3, instances=1), found("FA2", 6, 7, instances=1)
+    assert closed(placed("fx", 6, 6, 7), findings=pair) == [("FA2",)]
+
+
+def test_places_count_for_what_comes_on_top() -> None:
+    first, second = placed("fuse_modules", 7, 1), placed("torchscript", 6, 1, 5, before=7, on=("fuse_modules",))
+    assert closed(first, second) == [(), ("FA101",)]
+
+
+def test_kernels_that_only_changed_their_names_close_nothing_though_they_went() -> None:
+    assert closed(placed("cudagraph", 8, *range(8))) == [()]
+    assert closed(placed("compile", 6, 2, 3, 6, 7)) == [("FA102", "FA103")]
+
+
+def test_places_of_another_step_than_the_profiled_one_are_not_believed() -> None:
+    attempt = placed("torchscript", 6, 2, 6)
+    assert attempt.kernels is not None
+    other = replace(attempt, kernels=replace(attempt.kernels, original=9, gone=(("bn", 2),)))
+    assert closed(other) == [("FA101",)]
