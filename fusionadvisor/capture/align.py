@@ -11,13 +11,11 @@ import numpy as np
 import pandas as pd
 
 from fusionadvisor.flow.graph import FlowGraph, Frame
+from fusionadvisor.trace.standin import rearranges
 from fusionadvisor.trace.timeline import Timeline
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-
-_ALLOCATIONS = ("aten::empty", "aten::new_empty", "aten::lift_fresh")
-"""Ops that run nothing on the device and that a profile also shows inside others, where the recording does not."""
 
 _SAME = {"aten::_index_put_impl": "aten::index_put"}
 """Ops that backward formulas call in place of others where no dispatch mode is active."""
@@ -37,7 +35,7 @@ class Alignment:
 
 def align(timeline: Timeline, flow: FlowGraph) -> Alignment:
     """Match each step's ops with the recording's in order; fill ``flow_op``, ``module``, ``source`` and ``phase``."""
-    wanted = [op.index for op in flow.ops if not op.view and not op.name.startswith(_ALLOCATIONS)]
+    wanted = [op.index for op in flow.ops if not op.view and not rearranges(op.name)]
     names = [_token(flow.ops[i].name) for i in wanted]
     ops = timeline.ops
     flow_of_op = np.full(len(ops), -1, dtype=np.int64)

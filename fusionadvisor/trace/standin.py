@@ -16,12 +16,16 @@ _RANGES = ("autograd::", "torch::", "nn.Module::")
 _COMPILED = re.compile(r"^(?:graph_\d+_)?cpp_fused_")
 """C++ kernels that Inductor generates; those of other compilers record nothing."""
 _METADATA = re.compile(
-    r"^aten::(?:view|_unsafe_view|_reshape_alias|reshape|as_strided|t|transpose|permute|expand|expand_as|empty\w*|new_empty\w*|"
-    r"detach_?|alias|resolve_conj|resolve_neg|squeeze_?|unsqueeze_?|select|slice|narrow|split\w*|chunk|unbind|unfold|diagonal|"
-    r"view_as\w*|_view_func|lift_fresh|set_|resize_|resize_as_|is_\w+|result_type|size|stride|numel|item|movedim|swapaxes|"
-    r"swapdims|flatten|unflatten|adjoint|mT|mH|T|_nested_tensor_size|requires_grad_|output_nr|_version|data|broadcast_to|"
-    r"broadcast_tensors|can_cast|promote_types|real|imag|to|type_as|contiguous|conj|_conj|_neg_view|ravel|"
-    r"_has_compatible_shallow_copy_type|_nnpack_available|sym_\w+|(?:feature_|alpha_|feature_alpha_)?dropout_?)$"
+    r"^aten::(?:view|_unsafe_view|_reshape_alias|reshape|reshape_as|as_strided_?|t_?|transpose_?|permute|expand|expand_as|"
+    r"empty\w*|new_empty\w*|detach_?|alias|resolve_conj|resolve_neg|squeeze_?|unsqueeze_?|select|slice|slice_inverse|narrow|"
+    r"[hdv]?split|split_with_sizes|tensor_split|unsafe_split\w*|chunk|unsafe_chunk|unbind|unfold|diagonal|linalg_diagonal|"
+    r"view_as\w*|_view_func|lift_fresh|set_|resize_|resize_as_|is_\w+|result_type|size|stride|numel|item|move(?:dim|axis)|"
+    r"swap(?:axes|dims)_?|flatten|unflatten|adjoint|mT|mH|T|numpy_T|matrix_H|_nested_(?:tensor_size|view_\w+|get_\w+)|"
+    r"requires_grad_|output_nr|_version|data|broadcast_to|broadcast_tensors|atleast_\dd|meshgrid|can_cast|promote_types|real|"
+    r"imag|positive|to|type_as|contiguous|conj|_conj|_neg_view|ravel|_fw_primal|_make_dual|_has_compatible_shallow_copy_type|"
+    r"_has_same_storage_numel|_debug_has_internal_overlap|_is_zerotensor|_?values|_?indices|(?:c?row|c?col)_indices|"
+    r"dim|get_device|storage_offset|record_stream|retain_grad|set_data|_nnpack_available|cudnn_is_acceptable|"
+    r"_fused_sdp_choice|_use_(?:cudnn|miopen)_ctc_loss|sym_\w+|(?:feature_|alpha_|feature_alpha_)?dropout_?)$"
 )
 _PRIMARY = re.compile(
     r"^aten::(?:addmm|_addmm_activation|mm|bmm|baddbmm|addmv|mv|dot|addbmm|_scaled_mm|_int_mm|"
@@ -38,6 +42,11 @@ _PRIMARY = re.compile(
 _CONVERTS = ("aten::copy_", "aten::_to_copy")
 
 
+def rearranges(name: str) -> bool:
+    """True for an op that at most rearranges metadata, or asks for it: whatever it calls, it runs no kernel itself."""
+    return bool(_METADATA.match(name))
+
+
 def stand_in_rows(ops: Ops, names: list[str], shapes: list[bytes]) -> npt.NDArray[np.intp]:
     """Return the rows of the ops that stand in for kernels: primary ops, else leaves; never metadata-only ones.
 
@@ -51,7 +60,7 @@ def stand_in_rows(ops: Ops, names: list[str], shapes: list[bytes]) -> npt.NDArra
         return np.zeros(0, dtype=np.intp)
     parent = ops.nest.parent
     runs = [
-        bool(_COMPILED.match(name)) or ("::" in name and not name.startswith(_RANGES) and not _METADATA.match(name))
+        bool(_COMPILED.match(name)) or ("::" in name and not name.startswith(_RANGES) and not rearranges(name))
         for name in names
     ]
     metadata = ~np.array(runs, dtype=bool)[code]

@@ -210,6 +210,24 @@ def test_dropout_in_evaluation_is_no_kernel_and_written_out_attention_is_several
     assert {"aten::bmm", "aten::_softmax"} <= set(rows["op"])
 
 
+def test_views_that_other_names_make_do_not_break_the_order() -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gru = nn.GRU(4, 4, batch_first=True)  # transposes in place, splits without saying so
+            self.fc = nn.Linear(4, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out = self.fc(self.gru(x)[0][0])
+            return out @ out.T  # a view under a name of its own
+
+    result = capture(live(Recurrent(), torch.randn(1, 300, 4)), steps=1)
+    rows = step_of(result)
+    assert len(rows) > 2000
+    assert (rows["flow_op"] >= 0).all()
+    assert not result.warnings or "not linked" not in result.warnings[0].message
+
+
 def test_an_op_that_is_recorded_taken_apart_keeps_its_module_and_line() -> None:
     class Normed(nn.Module):
         def __init__(self) -> None:

@@ -8,6 +8,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from fusionadvisor import trace
+from fusionadvisor.trace.standin import rearranges
 from fusionadvisor.trace.timeline import Timeline
 from tests.trace.samples import four, of_category, op, read
 
@@ -106,3 +107,25 @@ def test_a_number_among_the_operands_is_no_copy(tmp_path: Path) -> None:
     recording.export_chrome_trace(str(path))
     kernels = trace.load(path, stand_ins=True).kernels
     assert kernels["name"].tolist() == ["aten::mul", "aten::add", "aten::div", "aten::pow", "aten::copy_"]
+
+
+def test_an_op_that_only_makes_a_view_is_no_kernel() -> None:
+    """By torch's own schemas: what it returns is its argument, or it changes its argument's shape and no more."""
+    calls_what_moves = {"coalesce", "cuda", "cpu", "pin_memory", "_grad_sum_to_size", "_sparse_broadcast_to"}
+    calls_what_moves |= {"_autocast_to_full_precision", "_autocast_to_reduced_precision"}
+    views = set[str]()
+    for schema in torch._C._jit_get_all_schemas():
+        namespace, _, name = schema.name.partition("::")
+        packet = getattr(torch.ops.aten, name, None) if namespace == "aten" and "_test_" not in name else None
+        full = f"{schema.name}.{schema.overload_name}".rstrip(".")
+        if packet is None or not torch._C._dispatch_has_kernel(full):
+            continue
+        overload = getattr(packet, schema.overload_name or "default")
+        results = [r for r in schema.returns if "Tensor" in str(r.type)]
+        aliases = bool(results) and all(r.alias_info and not r.alias_info.is_write for r in results)
+        if aliases or torch.Tag.inplace_view in overload.tags:
+            views.add(name)
+    assert {"transpose_", "numpy_T", "tensor_split"} <= views
+    assert {name for name in views - calls_what_moves if not rearranges(f"aten::{name}")} == set()
+    assert all(map(rearranges, ("aten::unsafe_split", "aten::cudnn_is_acceptable")))
+    assert not any(map(rearranges, ("aten::clone", "aten::tril_indices", "aten::masked_fill", "aten::index")))
