@@ -32,7 +32,8 @@ def analysed(calls: list[Call], **how: int) -> Report:
     return Report(
         tool=Tool("fusion-advisor", "0"), created="", command="analyze", environment=Environment(gpu=H100),
         timeline=summarise(line, advice.group_of_kernel, advice.bytes_of_kernel), fusion=advice.fusion,
-        findings=advice.findings,
+        findings=advice.findings, near_misses=advice.near_misses, passed=advice.passed,
+        not_applicable=advice.not_applicable,
     )  # fmt: skip
 
 

@@ -127,6 +127,59 @@ def test_broken_rules_cost_a_warning_each(tmp_path: Path, monkeypatch: pytest.Mo
         catalog.page("XX5")
 
 
+GATED = """
+from fusionadvisor.report.model import Range
+from fusionadvisor.rules.base import Candidate, Looked, Rule
+
+class Late(Rule):
+    id = "XX1"
+
+    def look(self, facts):
+        node = facts.nodes[facts.groups[0].nodes[0]]
+        return Looked((Candidate((node.index,), Range(0.0, None, 0.0), "late", node, specific=False),))
+
+class Raises(Rule):
+    id = "XX2"
+
+    def look(self, facts):
+        raise KeyError("oops")
+
+class Skips(Rule):
+    id = "XX3"
+
+    def look(self, facts):
+        return Looked(skipped="nothing of the kind ran")
+"""
+
+
+@pytest.mark.parametrize(
+    ("condition", "code", "said"),
+    [
+        ("XX1", 1, "--fail-on: findings.XX1: 1, has to be at most 0"),  # though another finding has its kernels
+        ("XX2", 2, "'XX2' cannot be judged: Rule XX2 failed and was left out: KeyError: 'oops'.  Let the rule run"),
+        ("findings.XX2>0", 2, "'findings.XX2>0' cannot be judged: Rule XX2 failed"),
+        ("XX3", 0, ""),
+        ("XX4", 2, "'XX4' cannot be judged: Rule XX4 of theirs 2.0 cannot be loaded: ModuleNotFoundError"),
+    ],
+)
+def test_a_gate_names_a_rule_that_found_little_failed_or_had_nothing_to_look_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
+    condition: str, code: int, said: str,
+) -> None:  # fmt: skip
+    monkeypatch.delitem(sys.modules, "theirs", raising=False)
+    (tmp_path / "theirs.py").write_text(GATED)
+    points = "XX1 = theirs:Late\nXX2 = theirs:Raises\nXX3 = theirs:Skips\nXX4 = nothere.at_all:Rule"
+    declare(tmp_path, {"rules": points})
+    monkeypatch.syspath_prepend(str(tmp_path))
+    trace = ROOT / "tests" / "data" / "traces" / "tl_h100_vit_nsfw.json.gz"
+    (tmp_path / "pyproject.toml").write_text(f"[tool.fusion-advisor.budget]\nfail-on = ['{condition}']\n")
+    monkeypatch.chdir(tmp_path)
+    assert app.run(["analyze", str(trace), "--fail-on", condition, "--json", "r.json"]) == code
+    assert said in capfd.readouterr().err
+    assert app.run(["check", "r.json"]) == code
+    assert said.removeprefix("--fail-on: ") in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("point", "words"),
     [

@@ -106,9 +106,9 @@ def against(conditions: Sequence[Condition], report: Report, origin: str) -> tup
 
 
 def _breach(met: Condition, report: Report, origin: str) -> Breach:
-    value = met.value(report) or 0
+    value = met.quantity.of(report) or 0
     places = tuple(Place(", ".join(f.modules or (f.module,)), f.source, f.title) for f in met.findings(report))
-    return Breach(met.rule or met.quantity.name, met.holds, f"{_amount(value)}", origin, places)
+    return Breach(met.quantity.name, met.holds, f"{_amount(value)}", origin, places)
 
 
 def check(
@@ -196,8 +196,15 @@ def _where(name: str, comparison: Comparison) -> tuple[Place, ...]:
 
 
 def _broken(comparison: Comparison) -> list[Breach]:
-    """Fusions lost at one place and gained at another: the totals hold, the place is broken all the same."""
-    told = {f.name.removeprefix(quantities.PREFIX) for f in comparison.figures if f.worse}
+    """Fusions lost at one place and gained at another: the totals hold, the place is broken all the same.
+
+    Of a rule that looked at one side only nothing is known to be lost.
+    """
+    told = {
+        figure.name.removeprefix(quantities.PREFIX)
+        for figure in comparison.figures
+        if figure.worse or figure.before is None or figure.after is None
+    }
     return [
         Breach(f"{c.rule} at {c.module}", "none there", "unfused", "baseline",
                (Place(c.module, c.source, wording.fusion_words(c)),))

@@ -26,29 +26,26 @@ _CONDITION = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """When a report fails. ``rule`` is set where a rule stands alone: it must find nothing worth acting on."""
+    """When a report fails. A rule alone is short for its places: ``FA101`` for ``findings.FA101 > 0``."""
 
     text: str
     quantity: Quantity
     sign: str
     limit: float
-    rule: str = ""
 
     @property
     def holds(self) -> str:
         """What has to be for the report to pass: ``at most 160``."""
         return f"{HOLDS[self.sign]} {self.limit:,.6g}"
 
-    def value(self, report: Report) -> float | None:
-        """Return what is compared; None where the report does not say it."""
-        return len(self.findings(report)) if self.rule else self.quantity.of(report)
-
     def findings(self, report: Report) -> tuple[Finding, ...]:
         """Return the findings the condition is about; none where it is about another figure."""
-        if self.rule:
-            return tuple(f for f in report.findings if f.rule == self.rule and not f.footnote)
-        rule = self.quantity.name.removeprefix(quantities.PREFIX)
-        return tuple(f for f in report.findings if f.rule == rule or self.quantity.name == "findings")
+        return tuple(f for f in report.findings if f.rule == self._rule or self.quantity.name == "findings")
+
+    @property
+    def _rule(self) -> str:
+        name = self.quantity.name
+        return name.removeprefix(quantities.PREFIX) if name.startswith(quantities.PREFIX) else ""
 
     def met(self, report: Report) -> bool:
         """True where the report fails.
@@ -56,13 +53,20 @@ class Condition:
         Raises:
             InputError: If the report does not say the quantity: a gate that cannot be judged must not pass.
         """
-        value = self.value(report)
+        value = self.quantity.of(report)
         if value is None:
-            raise InputError(
+            raise self._unjudged(report)
+        return COMPARE[self.sign](value, self.limit)
+
+    def _unjudged(self, report: Report) -> InputError:
+        if not self._rule:
+            return InputError(
                 f"'{self.text}' cannot be judged: this report has no {self.quantity.name} ({self.quantity.meaning}).",
                 "Drop that limit, or set it on a report that has the figure.",
             )
-        return COMPARE[self.sign](value, self.limit)
+        said = [w.message for w in report.warnings if w.message.startswith(f"Rule {self._rule} ")]
+        why = said[-1].removesuffix(".") if said else f"{self._rule} did not look at what this report is of"
+        return InputError(f"'{self.text}' cannot be judged: {why}.", "Let the rule run, or drop that limit.")
 
 
 def parse(expressions: Iterable[str], *, origin: str = "--fail-on") -> tuple[Condition, ...]:
@@ -99,7 +103,7 @@ def _rule_alone(text: str, name: str, origin: str) -> Condition:
     if name.lower() not in rules:
         raise InputError(f"{origin} names '{name}', which is no rule.", did_you_mean(name, tuple(rules.values())))
     rule = rules[name.lower()]
-    return Condition(text, quantities.of_rule(rule), ">", 0, rule)
+    return Condition(text, quantities.of_rule(rule), ">", 0)
 
 
 def at_most(name: str, limit: float, report: Report | None = None) -> Condition:

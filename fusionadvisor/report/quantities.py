@@ -152,12 +152,18 @@ def of_rule(rule: str, report: Report | None = None) -> Quantity:
         timed = False
     else:
         raise InputError(f"No rule is called '{rule}'.", did_you_mean(rule, tuple(e.id for e in catalog.rules())))
-    return Quantity(
-        f"{PREFIX}{rule}", f"places where {rule} applies",
-        lambda report: sum(f.instances for f in report.findings if f.rule == rule), timed=timed,
-    )  # fmt: skip
+    return Quantity(f"{PREFIX}{rule}", f"places where {rule} applies", _places_of(rule), timed=timed)
+
+
+def _places_of(rule: str) -> Callable[[Report], float | None]:
+    def of(report: Report) -> float | None:
+        found = sum(f.instances for f in report.findings if f.rule == rule)
+        return found if found or rule in _mentioned(report) else None
+
+    return of
 
 
 def _mentioned(report: Report) -> set[str]:
+    """The rules that looked: each found something, almost did, passed, or says why it had nothing to look at."""
     looked = (report.findings, report.passed, report.not_applicable, report.near_misses)
     return {str(item.rule) for items in looked for item in items}

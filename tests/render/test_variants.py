@@ -68,9 +68,9 @@ def test_a_gate_holds_for_every_workload_and_names_the_one_it_fails() -> None:
     from fusionadvisor.cli import gate
 
     gate.hold(condition.parse(["kernels>10"]), BATCHES)
-    with pytest.raises(GateError, match="--fail-on: batch 8: FA101"):
+    with pytest.raises(GateError, match=r"--fail-on: batch 8: findings\.FA101"):
         gate.hold(condition.parse(["FA101"]), BATCHES)
-    with pytest.raises(GateError, match="--fail-on: FA101"):
+    with pytest.raises(GateError, match=r"--fail-on: findings\.FA101"):
         gate.hold(condition.parse(["FA101"]), PROFILE)
 
 

@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, replace
 
+from fusionadvisor import catalog
 from fusionadvisor.report.model import (
     Basis,
     DeviceSummary,
@@ -11,6 +12,7 @@ from fusionadvisor.report.model import (
     Fusion,
     KernelTable,
     KindSummary,
+    Passed,
     Range,
     Report,
     Saving,
@@ -54,7 +56,7 @@ def made(
     latency: tuple[float, float, float] | None = None, basis: Basis = "measured", stand_ins: bool = False,
     rank: int | None = None, syncs: int = 0, unfused_bytes: int | None = None,
 ) -> Report:  # fmt: skip
-    """Return a report of ``steps`` equal steps; ``latency`` is low, median and high in ms."""
+    """Return a report of ``steps`` equal steps; ``latency`` is low, median and high in ms. Every rule looked."""
     rows = [(step, k) for step in range(steps) for k in kernels]
     groups = len({k.group for k in kernels} - {-1})
     count = len(rows)
@@ -82,6 +84,7 @@ def made(
         fusion=Fusion(groups=groups, unfused_us=sum(k.us for k in kernels if k.group >= 0), syncs=syncs,
                       unfused_bytes=unfused_bytes),
         findings=findings,
+        passed=tuple(Passed(r.id, r.passed) for r in catalog.RULES if r.id not in {f.rule for f in findings}),
     )  # fmt: skip
 
 

@@ -118,6 +118,16 @@ def test_a_figure_known_on_one_side_only_is_said() -> None:
     assert "unfused_bytes is known before only; not compared." in found.notes
 
 
+def test_a_rule_that_looked_at_one_side_only_is_said() -> None:
+    """One that failed found nothing, which is neither better nor, in a baseline, proof that a place was fused."""
+    looked = made(*layer(0, *norm(0)), findings=(finding("XY1", "layers.0.norm"),))
+    failed = replace(looked, findings=())
+    for report, baseline, side in ((failed, looked, "before"), (looked, failed, "after")):
+        found = check(report, baseline=baseline)
+        assert (found.breaches, [b for b in found.better if "XY1" in b]) == ((), [])
+        assert f"findings.XY1 is known {side} only; not compared." in found.notes
+
+
 def test_other_versions_are_said_and_fail_nothing_themselves() -> None:
     found = check(replace(EAGER, environment=replace(GPU, torch="2.14.0")), baseline=EAGER)
     assert found.breaches == ()

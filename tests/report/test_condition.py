@@ -6,6 +6,7 @@ import pytest
 
 from fusionadvisor.errors import InputError
 from fusionadvisor.report.condition import parse
+from fusionadvisor.report.model import Warning
 from tests.render.samples import FOLD, PROFILE, TRACE
 
 
@@ -34,12 +35,34 @@ def test_conditions(expression: str, met: bool) -> None:
     assert condition.met(PROFILE) is met
 
 
-def test_a_rule_alone_is_about_findings_worth_acting_on_and_a_count_about_every_place() -> None:
+def test_a_rule_alone_is_short_for_its_places() -> None:
+    """However little they save: their kernels may be another finding's too, whose the saving then is."""
     small = replace(PROFILE, findings=tuple(replace(f, footnote=True) for f in PROFILE.findings))
-    assert [c.met(small) for c in parse(["FA101, findings>0, findings.FA101 > 2, findings.fa101>3"])] == [
-        False, True, True, False,
-    ]  # fmt: skip
+    for report in (PROFILE, small):
+        assert [c.met(report) for c in parse(["FA102, findings.FA102>0, findings.FA101 > 2, findings.fa101>3"])] == [
+            True, True, True, False,
+        ]  # fmt: skip
     assert parse(["FA101"])[0].findings(PROFILE) == (FOLD,)
+
+
+NOTHING_FOUND = replace(PROFILE, findings=(), near_misses=())
+
+
+@pytest.mark.parametrize("expression", ["FA103", "findings.FA103 > 0", "findings.FA103 < 9"])
+def test_a_rule_that_did_not_look_cannot_pass(expression: str) -> None:
+    (condition,) = parse([expression])
+    with pytest.raises(InputError, match="cannot be judged: FA103 did not look at what this report is of"):
+        condition.met(NOTHING_FOUND)
+    said = Warning("W10", "Rule FA103 failed and was left out: KeyError: 'oops'.")
+    with pytest.raises(InputError, match=r"cannot be judged: Rule FA103 failed and was left out: KeyError: 'oops'\.  "):
+        condition.met(replace(NOTHING_FOUND, warnings=(said,)))
+
+
+@pytest.mark.parametrize("rule", ["FA201", "FA107", "FA101"])
+def test_a_rule_that_found_nothing_counts_as_none(rule: str) -> None:
+    """It passed, had nothing to look at, or almost matched."""
+    report = replace(NOTHING_FOUND, near_misses=PROFILE.near_misses)
+    assert [c.met(report) for c in parse([rule, f"findings.{rule} == 0"])] == [False, True]
 
 
 def test_what_a_report_does_not_say_cannot_pass() -> None:
