@@ -7,7 +7,7 @@ from fusionadvisor import units
 from fusionadvisor.analysis.facts import Facts
 from fusionadvisor.analysis.nodes import Node
 from fusionadvisor.report.model import Range
-from fusionadvisor.rules.base import Candidate, Looked, Notes, Rule, hook, name
+from fusionadvisor.rules.base import Candidate, Looked, Notes, Rule, Sentence, hook, name
 from fusionadvisor.rules.horizontal import gemm_floor_us
 from fusionadvisor.rules.match import at_most, chain, common, compile_snippet, is_forward
 
@@ -118,10 +118,8 @@ class WrittenOutAttention(Rule):
         nodes = tuple(sorted({n.index for n in inside}))
         between = [n for n in inside if n.op not in _SCORES]
         scores = inside[0].out
-        said = [
-            f"{len(nodes)} kernels, {units.time_us(sum(facts.nodes[i].us for i in nodes))}: "
-            f"{chain(facts.nodes[i] for i in nodes)}."
-        ]
+        what = chain(facts.nodes[i] for i in nodes)
+        said: list[Sentence] = [lambda mean: f"{mean.kernels}, {mean.time}: {what}."]
         if scores is not None:
             often = "once" if len(between) == 1 else f"{len(between)} times"
             said.append(f"The scores have {units.size_bytes(scores.bytes)} and pass through memory {often}.")
@@ -133,7 +131,7 @@ class WrittenOutAttention(Rule):
             floor = gemm_floor_us(facts, [n for n in inside if n.op in _SCORES], self._traffic(inside))
             saving = Range(0.0, None, max(0.0, us - floor))
         return Candidate(
-            nodes, saving, chain([facts.nodes[i] for i in nodes]), inside[0], evidence=tuple(said),
+            nodes, saving, what, inside[0], evidence=tuple(said),
         )  # fmt: skip
 
     def _traffic(self, inside: list[Node]) -> int:
@@ -239,7 +237,7 @@ class RotaryEmbedding(Rule):
 
     def _candidate(self, facts: Facts, nodes: set[int]) -> Candidate:
         members = [facts.nodes[i] for i in sorted(nodes)]
-        said = [f"{len(members)} kernels, {units.time_us(sum(n.us for n in members))}: {chain(members)}."]
+        said: list[Sentence] = [lambda mean: f"{mean.kernels}, {mean.time}: {chain(members)}."]
         if facts.bandwidth is None:
             said.append(f"{at_most(facts)} the measured times of its kernels, all but the longest.")
         rotations = sum(n.kind == "cat" for n in members)

@@ -1,13 +1,48 @@
 """What a rule is: it looks at the facts and says what it found, what almost matched, or why it saw nothing."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from fusionadvisor.analysis.facts import Facts
 from fusionadvisor.analysis.nodes import Node
 from fusionadvisor.report.model import NearMiss, Range, Source
+from fusionadvisor.units import plural, time_us
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """One of a finding's repeats on average: its kernels' number and time, of which the finding's own are the sum.
+
+    Args:
+        us: Time of its kernels, in µs.
+        count: How many kernels it has.
+        repeats: Over how many places of a step this is the mean.
+    """
+
+    us: float
+    count: float
+    repeats: int = 1
+
+    @property
+    def time(self) -> str:
+        """``97.1 µs``, or where there are several places ``97.1 µs on average``."""
+        return f"{time_us(self.us)} on average" if self.repeats > 1 else time_us(self.us)
+
+    @property
+    def kernels(self) -> str:
+        """``8 kernels``."""
+        return plural(round(self.count), "kernel")
+
+    @property
+    def each(self) -> str:
+        """What one kernel takes: ``3.4 µs``."""
+        return time_us(self.us / max(1, round(self.count)))
+
+
+Sentence = str | Callable[[Mean], str]
+"""Evidence. What names a time or counts kernels says it of the mean, so that it fits the finding's own numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +56,7 @@ class Candidate:
         anchor: The node that gives the finding its module path and line.
         beside: Nodes that belong to the picture and keep their time (the convolution a norm folds into).
         step_us: Bound in µs of the step where it is not the kernels' own saving (idle time of launches).
-        evidence: Sentences with the numbers the finding rests on.
+        evidence: Sentences with the numbers the finding rests on; those with a time take it from the mean.
         specific: False for a rule that catches whatever nothing else explains; it is credited last.
         remedies: Strategies, where they differ from the rule's own.
         title: Where it differs from the rule's own.
@@ -35,7 +70,7 @@ class Candidate:
     anchor: Node | None = None
     beside: tuple[int, ...] = ()
     step_us: Range | None = None
-    evidence: tuple[str, ...] = ()
+    evidence: tuple[Sentence, ...] = ()
     specific: bool = True
     remedies: tuple[str, ...] | None = None
     title: str = ""

@@ -24,7 +24,7 @@ from fusionadvisor.report.model import (
     Source,
     Warning,
 )
-from fusionadvisor.rules.base import Candidate, Looked, Rule, source
+from fusionadvisor.rules.base import Candidate, Looked, Mean, Rule, source
 
 if TYPE_CHECKING:
     import numpy as np
@@ -229,7 +229,8 @@ def _collapse(group: list[_Proposal], facts: Facts) -> Finding:
         modules=tuple(modules)[:MODULES_SHOWN], instances=max(1, round(sum(times) / facts.steps)),
         kernels=tuple(k for n in shown for k in facts.nodes[n].kernels), kernel_us=us / facts.steps,
         share=us / facts.kernel_us if facts.kernel_us else 0.0, flow=facts.dataflow.flow,
-        evidence=_evidence(group, facts), remedies=first.remedies if first.remedies is not None else entry.remedies,
+        evidence=_evidence(first, nodes, sum(times), facts),
+        remedies=first.remedies if first.remedies is not None else entry.remedies,
         snippet=rule.snippet([p.candidate for p in group], facts), url=entry.url,
         footnote=first.note or (bool(nodes) and too_little),
     )  # fmt: skip
@@ -278,9 +279,19 @@ def _replayed(group: list[_Proposal], end: str, facts: Facts) -> float:
     return saved / facts.steps
 
 
-def _evidence(group: list[_Proposal], facts: Facts) -> tuple[str, ...]:
-    said = list(dict.fromkeys(s for p in group[:1] for s in p.candidate.evidence))
-    if facts.dataflow.flow == "assumed" and group[0].candidate.nodes:
+def _mean(nodes: Iterable[int], times: int, facts: Facts) -> Mean:
+    """What one of a finding's repeats takes, steps that differ from each other included."""
+    members = [facts.nodes[n] for n in nodes]
+    us, kernels = sum(n.us * n.repeats for n in members), sum(len(n.kernels) for n in members)
+    return Mean(us / times, kernels / times, max(1, round(times / facts.steps)))
+
+
+def _evidence(first: Candidate, nodes: list[int], times: int, facts: Facts) -> tuple[str, ...]:
+    mean = _mean(nodes, times, facts)
+    said = list(dict.fromkeys(s if isinstance(s, str) else s(mean) for s in first.evidence))
+    if nodes and times < facts.steps:
+        said.append(f"In {times} of {facts.steps} steps; the finding's time and share are means over all.")
+    if facts.dataflow.flow == "assumed" and first.nodes:
         said.append("What feeds what is assumed from shapes, dtypes and order; the recording names no tensors.")
     return tuple(said)
 

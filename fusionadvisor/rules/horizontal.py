@@ -10,7 +10,7 @@ from fusionadvisor.analysis import cost
 from fusionadvisor.analysis.facts import Facts
 from fusionadvisor.analysis.nodes import Node
 from fusionadvisor.report.model import Range
-from fusionadvisor.rules.base import Candidate, Looked, Notes, Rule
+from fusionadvisor.rules.base import Candidate, Looked, Mean, Notes, Rule
 from fusionadvisor.rules.match import at_most, end_of, is_forward, is_path, left, weight
 
 TILE_EFFICIENCY = 0.76
@@ -306,7 +306,11 @@ class SmallGemms(Rule):
 
     def _candidate(self, facts: Facts, part: list[Node]) -> Candidate:
         us, shapes = sum(n.us for n in part), " · ".join(str(list(t.shape)) for t in part[0].reads)
-        said = f"{len(part)} GEMMs of {shapes}, {units.time_us(us / len(part))} each, need nothing of each other."
+
+        def said(mean: Mean) -> str:
+            each = units.time_us(mean.us / len(part))
+            return f"{len(part)} GEMMs of {shapes}, {each} each, need nothing of each other."
+
         return Candidate(
             tuple(n.index for n in part), Range(0.0, None, us - max(n.us for n in part)),
             f"{len(part)} GEMMs of {shapes}", part[0],

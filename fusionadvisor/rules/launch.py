@@ -1,12 +1,13 @@
 """Launching: where the GPU waits for the CPU."""
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 
 from fusionadvisor import units
 from fusionadvisor.analysis.facts import Facts
 from fusionadvisor.analysis.nodes import Node
-from fusionadvisor.report.model import Range
+from fusionadvisor.report.model import Range, Source
 from fusionadvisor.rules.base import Candidate, Looked, Rule, line_of, name
 from fusionadvisor.rules.match import common, compile_snippet
 
@@ -240,16 +241,25 @@ class TinyKernelStorm(Rule):
                 continue
             members = list(dict.fromkeys(node_of[k].index for k in stretch.kernels))
             nodes = [facts.nodes[i] for i in members]
-            mean = stretch.us / len(stretch.kernels)
-            if len(stretch.kernels) < STORM or mean >= TINY_US or nodes[0].phase == "optimizer":
+            us = sum(n.us for n in nodes)
+            tiny = us < TINY_US * sum(len(n.first) for n in nodes)
+            if len(stretch.kernels) < STORM or not tiny or nodes[0].phase == "optimizer":
                 continue
-            said = f"{len(stretch.kernels)} kernels in a row, {mean:.1f} µs each."
-            high = sum(n.us for n in nodes) - max(n.us for n in nodes)
+            high = us - max(n.us for n in nodes)
             candidates.append(
-                Candidate(tuple(sorted(members)), Range(0.0, None, high), "storm", nodes[0], evidence=(said,),
-                          specific=False)
+                Candidate(tuple(sorted(members)), Range(0.0, None, high), "storm", where=self._place(nodes),
+                          evidence=(lambda mean: f"{mean.kernels} in a row, {mean.each} each.",), specific=False)
             )  # fmt: skip
         return Looked(tuple(candidates))
+
+    def _place(self, nodes: Sequence[Node]) -> tuple[str, Source | None]:
+        """The module that launched more than half of the kernels, and its line that launched most; else nowhere."""
+        of_module = Counter(module for n in nodes for module in [n.module] * len(n.first))
+        module, most = of_module.most_common(1)[0]
+        if 2 * most <= of_module.total():
+            return "", None
+        lines = Counter(line for n in nodes if n.module == module for line in [n.source] * len(n.first))
+        return module, line_of(lines.most_common(1)[0][0])
 
     def snippet(self, found: Sequence[Candidate], facts: Facts) -> str:
         """Compile the region."""
@@ -299,11 +309,12 @@ class FallenBack(Rule):
             )
             candidates.append(Candidate((), NOTHING, "recompiled", step_us=NOTHING, evidence=(said,)))
         outside = self._outside(facts)
+        count = round(sum(n.repeats for n in outside) / facts.steps)
         if len(outside) > EAGER_SHARE * len(facts.nodes):
             us = sum(n.us * n.repeats for n in outside)
             share = units.percent(us / facts.kernel_us)
             said = (
-                f"{units.plural(len(outside), 'op')} ({share} of kernel time) ran outside the compiled regions, first "
+                f"{units.plural(count, 'op')} ({share} of kernel time) ran outside the compiled regions, first "
                 f"{name(outside[0])}."
             )
             candidates.append(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fusionadvisor import units
 from fusionadvisor.analysis.facts import Facts
 from fusionadvisor.analysis.nodes import Node
-from fusionadvisor.rules.base import Candidate, Looked, Notes, Rule, name
+from fusionadvisor.rules.base import Candidate, Looked, Notes, Rule, Sentence, name
 from fusionadvisor.rules.match import at_most, chain, compile_snippet, is_forward, is_path, tensor_reads, walk_back
 
 _ROOTS = frozenset({"rsqrt", "sqrt", "pow", "linalg_vector_norm", "std"})
@@ -190,7 +190,7 @@ class ResidualNorm(Rule):
     def _candidate(self, facts: Facts, nodes: tuple[int, ...], last: Node, add: Node) -> Candidate:
         members = [facts.nodes[i] for i in sorted(nodes)]
         size = add.out.bytes if add.out is not None else 0
-        said = [f"{len(members)} kernels, {units.time_us(sum(n.us for n in members))}: {chain(members)}."]
+        said: list[Sentence] = [lambda mean: f"{mean.kernels}, {mean.time}: {chain(members)}."]
         said.append(f"The sum has {units.size_bytes(size)}; {name(last)} reads it.")
         if facts.bandwidth is None:
             said.append(f"{at_most(facts)} the measured times of its kernels, all but the longest.")
@@ -262,7 +262,7 @@ class WrittenOutNorm(Rule):
 
     def _candidate(self, facts: Facts, nodes: tuple[int, ...], last: Node, what: str) -> Candidate:
         members = [facts.nodes[i] for i in nodes]
-        said = [f"{what}: {len(members)} kernels, {units.time_us(sum(n.us for n in members))}: {chain(members)}."]
+        said: list[Sentence] = [lambda mean: f"{what}: {mean.kernels}, {mean.time}: {chain(members)}."]
         if facts.bandwidth is None:
             said.append(f"{at_most(facts)} the measured times of its kernels, all but the longest.")
         return Candidate(nodes, facts.bound(nodes), f"{what}: {chain(members)}", last, evidence=tuple(said))

@@ -6,7 +6,7 @@ from fusionadvisor import units
 from fusionadvisor.analysis.facts import Facts
 from fusionadvisor.analysis.nodes import Node
 from fusionadvisor.report.model import Range
-from fusionadvisor.rules.base import Candidate, Looked, Notes, Rule, name
+from fusionadvisor.rules.base import Candidate, Looked, Notes, Rule, Sentence, name
 from fusionadvisor.rules.match import (
     at_most,
     chain,
@@ -142,7 +142,7 @@ class WrittenOutActivation(Rule):
 
     def _candidate(self, facts: Facts, members: list[Node], what: str) -> Candidate:
         nodes = tuple(n.index for n in members)
-        said = [f"{what}: {len(nodes)} kernels, {units.time_us(sum(n.us for n in members))}: {chain(members)}."]
+        said: list[Sentence] = [lambda mean: f"{what}: {mean.kernels}, {mean.time}: {chain(members)}."]
         if facts.bandwidth is None:
             said.append(f"{at_most(facts)} the measured times of its kernels, all but the longest.")
         return Candidate(nodes, facts.bound(nodes), f"{what}: {chain(members)}", members[-1], evidence=tuple(said))
@@ -191,9 +191,9 @@ class DropoutResidual(Rule):
             if bias is not None and bias.op == "add" and facts.dataflow.sole_user(bias) is drop:
                 members.insert(0, bias)
             nodes = tuple(sorted({n.index for n in members}))
-            said = f"{chain(facts.nodes[i] for i in nodes)} after {name(drop)}: {units.plural(len(nodes), 'kernel')}."
+            what = chain(facts.nodes[i] for i in nodes)
             notes.candidates.append(
-                Candidate(nodes, facts.bound(nodes), chain(facts.nodes[i] for i in nodes), drop, evidence=(said,))
+                Candidate(nodes, facts.bound(nodes), what, drop, evidence=(self._said(what, name(drop)),))
             )
         return notes.looked()
 
@@ -203,6 +203,9 @@ class DropoutResidual(Rule):
             "@torch.compile\ndef dropout_add(x, residual, p: float, training: bool):\n"
             "    return residual + F.dropout(x, p, training)"
         )
+
+    def _said(self, what: str, drop: str) -> Sentence:
+        return lambda mean: f"{what} after {drop}: {mean.kernels}."
 
     def _mask(self, facts: Facts, drop: Node) -> list[Node]:
         """On the CPU, the kernels that draw and scale the mask."""
@@ -267,8 +270,9 @@ class WrittenOutLoss(Rule):
     def _candidate(self, facts: Facts, members: list[Node]) -> Candidate:
         nodes = tuple(n.index for n in members)
         size = members[0].out.bytes if members[0].out is not None else 0
-        said = (f"{chain(members)}: {units.plural(len(nodes), 'kernel')} over {units.size_bytes(size)}.",)
-        return Candidate(nodes, facts.bound(nodes), chain(members), members[0], evidence=said)
+        what = chain(members)
+        said: Sentence = lambda mean: f"{what}: {mean.kernels} over {units.size_bytes(size)}."  # noqa: E731
+        return Candidate(nodes, facts.bound(nodes), what, members[0], evidence=(said,))
 
 
 class CastPingPong(Rule):
@@ -336,5 +340,5 @@ class CastPingPong(Rule):
         saving = facts.gone(us)
         return Candidate(
             tuple(n.index for n in casts), Range(0.0, saving.likely, saving.high), pattern, casts[-1],
-            evidence=(said, f"The casts take {units.time_us(us)}."), specific=False,
+            evidence=(said, lambda mean: f"The casts take {mean.time}."), specific=False,
         )  # fmt: skip

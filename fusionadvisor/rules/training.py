@@ -3,11 +3,10 @@
 from collections import defaultdict
 from collections.abc import Sequence
 
-from fusionadvisor import units
 from fusionadvisor.analysis.facts import Facts
 from fusionadvisor.analysis.nodes import Node
 from fusionadvisor.report.model import Range
-from fusionadvisor.rules.base import Candidate, Looked, Notes, Rule
+from fusionadvisor.rules.base import Candidate, Looked, Notes, Rule, Sentence
 
 FEWEST = 16
 """Kernels in a row of one small job a parameter: fewer are a small model, not a loop."""
@@ -82,10 +81,8 @@ class ForLoopOptimizer(Rule):
 
     def _candidate(self, facts: Facts, job: str, nodes: list[Node], run: int) -> Candidate:
         indices = tuple(n.index for n in nodes)
-        kernels = sum(len(n.first) for n in nodes)
-        us = sum(n.us for n in nodes)
-        said = (
-            f"{units.plural(kernels, 'kernel')} of {units.time_us(us / kernels)} on average.",
+        said: tuple[Sentence, ...] = (
+            lambda mean: f"{mean.kernels} of {mean.each} on average.",
             f"The longest run of consecutive fusible kernels here is {run}.",
         )
         saving = facts.bound(indices)

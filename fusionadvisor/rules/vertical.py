@@ -8,7 +8,7 @@ from fusionadvisor.analysis.facts import Facts
 from fusionadvisor.analysis.groups import Group
 from fusionadvisor.analysis.nodes import Node
 from fusionadvisor.report.model import Range
-from fusionadvisor.rules.base import Candidate, Looked, Notes, Rule, hook, name
+from fusionadvisor.rules.base import Candidate, Looked, Notes, Rule, Sentence, hook, name
 from fusionadvisor.rules.match import (
     activation_of,
     at_most,
@@ -126,10 +126,11 @@ class FoldableNorm(Rule):
         low = max(0.0, norm.us - add)
         return Range(low, low if layer.kind == "conv" else norm.us, norm.us)
 
-    def _evidence(self, facts: Facts, layer: Node, norm: Node) -> tuple[str, ...]:
-        said = [f"{name(norm)} is the only reader of {name(layer)} and uses stored statistics."]
+    def _evidence(self, facts: Facts, layer: Node, norm: Node) -> tuple[Sentence, ...]:
+        said: list[Sentence] = [f"{name(norm)} is the only reader of {name(layer)} and uses stored statistics."]
         if facts.bandwidth is None:
-            said.append(f"{at_most(facts)} what each norm itself takes, {units.time_us(norm.us)} for {name(norm)}.")
+            most = at_most(facts)
+            said.append(lambda mean: f"{most} what {'each' if mean.repeats > 1 else 'the'} norm takes, {mean.time}.")
         elif norm.out is not None:
             said.append(f"It reads and writes {units.size_bytes(norm.out.bytes)} each.")
         return tuple(said)
@@ -231,8 +232,8 @@ class ActivationEpilogue(Rule):
     def _candidate(self, facts: Facts, layer: Node, tail: list[Node]) -> Candidate:
         nodes = tuple(n.index for n in tail)
         saving = facts.absorbed(nodes, end_of(facts.dataflow, layer))
-        us = sum(n.us for n in tail)
-        said = [f"{chain(tail)} takes {units.time_us(us)} after {name(layer)} and only waits for its result."]
+        what, before = chain(tail), name(layer)
+        said: list[Sentence] = [lambda mean: f"{what} takes {mean.time} after {before} and only waits for its result."]
         if facts.bandwidth is None:
             said.append(f"{at_most(facts)} the measured time of these kernels.")
         return Candidate(nodes, saving, chain([layer, *tail]), tail[-1], (layer.index,), evidence=tuple(said))
