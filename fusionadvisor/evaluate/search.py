@@ -131,6 +131,7 @@ class Trying:
         program: A live model, to be tried in this process.
         goal: What to improve.
         steps: What was kept.
+        alone: What came of each.
         last: What came of the last kept step, or of all together.
         confirmed: True once ``last`` is of all together.
     """
@@ -142,6 +143,7 @@ class Trying:
     program: Program | None = None
     goal: Goal = "latency"
     steps: list[Step] = field(default_factory=list)
+    alone: list[Done] = field(default_factory=list)
     last: Done = field(default_factory=Done)
     confirmed: bool = False
 
@@ -155,6 +157,7 @@ class Trying:
         """Build on an attempt from now on."""
         if done.step is not None:
             self.steps.append(done.step)
+            self.alone.append(done)
             self.last = done
 
     def too_late(self, strategy: Strategy) -> str:
@@ -174,6 +177,28 @@ class Trying:
             return Ended("done", trial.perform(job, self.program, tell))
         return worker.run(job, self.limits, tell)
 
+    def _together(self, attempts: list[Attempt]) -> list[Attempt]:
+        """Check the kept steps as a whole; the last one is given up until what is left holds."""
+        alone = list(self.alone)
+        while len(self.steps) > 1:
+            ended = self.do(Job(self.workload, tuple(self.steps), None, self.budget_s), "together")
+            self.last = ended.done
+            if self.last.speedup is not None:
+                return attempts
+            given_up, _ = self.steps.pop(), alone.pop()
+            verification = self.last.verification
+            outcome: model.Outcome = "diverged" if verification else _ended(ended)
+            why = ended.reason or self.last.failure or _reason(self.last)
+            said = f"Measured by itself it was kept; done in one go after the others it does not hold: {why}"
+            attempts = [
+                replace(made, kept=False, outcome=outcome, reason=said)
+                if made.kept and made.strategy == given_up.strategy
+                else made
+                for made in attempts
+            ]
+        self.last = alone[0]
+        return attempts
+
     def outcome(self, attempts: list[Attempt], warnings: list[Warning], save: Path | None) -> Outcome:
         """Verify and measure the kept steps together, and save them."""
         warnings = [*(Warning("W10", said) for said in catalog.refused_strategies()), *warnings]
@@ -181,13 +206,8 @@ class Trying:
             live = "A live model is not isolated: a crash would have ended this process too."
             warnings = [*warnings, Warning("W-live", live)]
         if len(self.steps) > 1 and not self.confirmed:
-            ended = self.do(Job(self.workload, tuple(self.steps), None, self.budget_s), "together")
-            self.last = ended.done
-            if self.last.speedup is None:
-                why = ended.reason or self.last.failure or _reason(self.last)
-                warnings = [*warnings, Warning("W-together", f"{_UNDONE} do not hold together: {why}")]
-                attempts, self.steps = [replace(made, kept=False) for made in attempts], []
-        elif self.steps and not self.confirmed:
+            attempts = self._together(attempts)
+        if len(self.steps) == 1 and not self.confirmed:
             self.last = replace(self.last, verification=next(a.verification for a in attempts if a.kept))
         files: tuple[str, ...] = ()
         if save is not None and self.steps:
@@ -198,9 +218,6 @@ class Trying:
             tuple(attempts), last.speedup, tuple(self.steps), last.before, last.after, last.verification,
             last.timeline, tuple(warnings), files,
         )  # fmt: skip
-
-
-_UNDONE = "Nothing is kept, as the kept steps"
 
 
 def _reason(done: Done) -> str:
@@ -226,5 +243,10 @@ def made_of(strategy: Strategy, ended: Ended) -> Attempt:
     """The attempt that came of a child, whichever way it ended."""
     if ended.done.attempt is not None:
         return ended.done.attempt
-    outcome: model.Outcome = "timed_out" if ended.how == "timed_out" else "refused" if ended.done.refused else "crashed"
-    return Attempt(strategy.id, outcome, reason=ended.reason or ended.done.failure, parameters=strategy.parameters())
+    return Attempt(
+        strategy.id, _ended(ended), reason=ended.reason or ended.done.failure, parameters=strategy.parameters()
+    )
+
+
+def _ended(ended: Ended) -> model.Outcome:
+    return "timed_out" if ended.how == "timed_out" else "refused" if ended.done.refused else "crashed"

@@ -89,7 +89,8 @@ class FxPasses(Strategy):
         Raises:
             StrategyError: If a site of the plan is not found again.
         """
-        capture = _capture(model, subject.calls, needed=bool(self.passes))
+        free = next((site.data["free"] for site in plan.sites if site.data), None)
+        capture = _capture(model, subject.calls, needed=bool(self.passes), free=free)
         found = {site.name for site in self._rewritten(capture)[0]}
         if missing := [site.name for site in plan.sites if site.name not in found]:
             raise StrategyError(f"fx does not find {missing[0]} in this model.", "Make the recipe again.")
@@ -111,12 +112,12 @@ class FxPasses(Strategy):
             for found in changed:
                 name = f"{_module_of(found.root, path)}: {found.name}"
                 if isinstance(found, Match):
-                    sites.append(Site(name, (_module_of(found.root, path),)))
+                    sites.append(Site(name, (_module_of(found.root, path),), data=capture.data))
                 else:
                     refused[name] = Refusal(name, f"{found.reason[:1].upper()}{found.reason[1:]}.")
             if self.passes:
                 capture.graphs[path] = _user_pass(self.passes)(graph) or graph
-                sites.append(Site(f"{path or 'the model'}: {self.passes}", (path,) if path else ()))
+                sites.append(Site(f"{path or 'the model'}: {self.passes}", (path,) if path else (), data=capture.data))
             elif not any(isinstance(found, Match) for found in changed):
                 del capture.graphs[path]  # nothing to gain: its own code stays
         return sites, list(refused.values())
@@ -131,6 +132,13 @@ class _Capture:
     notes: tuple[str, ...] = field(default=())
     unfit: dict[str, str] = field(default_factory=dict)
     """Modules that could be captured, and why their graphs cannot stand for their code."""
+    free: list[list[int]] | None = None
+    """The dimensions of each input that torch.export left free."""
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """What a recipe needs to capture the same again, when all it has is inputs of one size."""
+        return {} if self.free is None else {"free": self.free}
 
     def install(self, model: nn.Module) -> None:
         """Let each captured module run its graph; attributes and state dict stay as they were."""
@@ -160,18 +168,22 @@ def _forward(part: nn.Module, graph: fx.GraphModule) -> Callable[..., Any]:
     return known.again(graph.graph) if known else graph.forward
 
 
-def _capture(model: nn.Module, calls: tuple[Call, ...], needed: bool) -> _Capture:
-    """Capture the whole; else the largest parts that can be; else, where those hold no formula, with torch.export."""
+def _capture(model: nn.Module, calls: tuple[Call, ...], needed: bool, free: list[list[int]] | None = None) -> _Capture:
+    """Capture the whole; else the largest parts that can be; else, where those hold no formula, with torch.export.
+
+    ``free`` is which dimensions may have another size, where the calls do not show it.
+    """
     state = PythonState.of(model)
     search = _Search(needed, state)
     parts = dict(search.traced(model, ""))
     if parts or "" not in search.failed:
         return _Capture("torch.fx", parts, search.notes(), search.stateful)
-    exported = _exported(model, calls) if calls and not search.stateful else None
+    free = _free(calls) if free is None else free
+    exported = _exported(model, calls[-1], free) if calls and free is not None and not search.stateful else None
     if exported is not None and (needed or _has_formula(exported)):
         if reason := state.changed(model):
             return _Capture("torch.export", {}, search.notes(), {"": reason})
-        return _Capture("torch.export", {"": exported}, search.notes())
+        return _Capture("torch.export", {"": exported}, search.notes(), free=free)
     return _Capture("torch.fx", {}, search.notes(), search.stateful)
 
 
@@ -232,29 +244,38 @@ def _has_formula(graph: fx.GraphModule) -> bool:
     return any(isinstance(found, Match) for found in Finder(graph).matches())
 
 
-def _exported(model: nn.Module, calls: tuple[Call, ...]) -> fx.GraphModule | None:
-    """The model as torch.export captures it, with the dimensions free that differ between the calls."""
-    call = calls[0]
-
-    def free(tensors: tuple[torch.Tensor, ...]) -> dict[int, Any]:
-        sizes = zip(*(t.shape for t in tensors), strict=True)
-        return {dim: torch.export.Dim.AUTO for dim, size in enumerate(sizes) if len(set(size)) > 1}
-
+def _free(calls: tuple[Call, ...]) -> list[list[int]] | None:
+    """The dimensions of each input that differ between the calls; None where something else than tensors is given."""
     values = [(*c.args, *c.kwargs.values()) for c in calls]
     if not all(isinstance(value, torch.Tensor) for row in values for value in row):
         return None
-    shapes = [free(column) for column in zip(*values, strict=True)]
+    sizes = [list(zip(*(t.shape for t in column), strict=True)) for column in zip(*values, strict=True)]
+    return [[dim for dim, size in enumerate(dims) if len(set(size)) > 1] for dims in sizes]
+
+
+def _exported(model: nn.Module, call: Call, free: list[list[int]]) -> fx.GraphModule | None:
+    """The model as torch.export captures it, with the dimensions ``free``, on inputs in which none of these is 1.
+
+    A size of 0 or 1 is taken for a constant.
+    """
+    given = [_several(value, dims) for value, dims in zip((*call.args, *call.kwargs.values()), free, strict=True)]
+    args, kwargs = tuple(given[: len(call.args)]), dict(zip(call.kwargs, given[len(call.args) :], strict=True))
+    shapes = [dict.fromkeys(dims, torch.export.Dim.AUTO) for dims in free]
+    dynamic = (*shapes[: len(args)],), dict(zip(kwargs, shapes[len(args) :], strict=True))
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            dynamic = (*shapes[: len(call.args)],), dict(zip(call.kwargs, shapes[len(call.args) :], strict=True))
-            program = torch.export.export(
-                model, call.args, dict(call.kwargs), dynamic_shapes=_by_name(model, *dynamic), strict=True
-            )
+            program = torch.export.export(model, args, kwargs, dynamic_shapes=_by_name(model, *dynamic), strict=True)
             module: Any = program.module()
     except _FAILURES:
         return None
     return module if isinstance(module, fx.GraphModule) else None
+
+
+def _several(tensor: torch.Tensor, dims: list[int]) -> torch.Tensor:
+    for dim in dims:
+        tensor = torch.cat([tensor, tensor], dim) if tensor.shape[dim] == 1 else tensor
+    return tensor
 
 
 def _by_name(model: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:

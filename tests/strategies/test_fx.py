@@ -1,3 +1,4 @@
+import copy
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from fusionadvisor.errors import InputError, StrategyError
 from fusionadvisor.evaluate.kernels import count
-from fusionadvisor.strategies.base import Subject
+from fusionadvisor.strategies.base import Plan, Subject
 from fusionadvisor.strategies.fx import FxPasses
 from tests.strategies.subjects import applied, reasons, subject
 
@@ -200,6 +201,17 @@ def test_the_next_front_end_takes_over() -> None:
     _, plan = applied(fx, subject(Sliced().eval(), (3, 8)))
     assert len(plan.sites) == 1, plan
     assert "silu" in plan.sites[0].name
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_recipe_captures_for_every_size_though_it_is_loaded_with_inputs_of_one(batch: int) -> None:
+    model = Sliced().eval()
+    plan = fx.plan(subject(model, (3, 8), batches=(batch, batch, batch + 2)))
+    (call,) = subject(model, (3, 8), batches=(batch,)).calls
+    candidate = fx.rewrite(copy.deepcopy(model), Plan(plan.sites), Subject(model, (), (call,)))
+    for size in (1, 2, 5):
+        x = torch.randn(size, 3, 8)
+        torch.testing.assert_close(candidate(x), model(x))
 
 
 class Counts(nn.Module):

@@ -1,0 +1,55 @@
+"""Steps that were kept one by one are checked as a whole; what does not hold then is given up from the end."""
+
+import pytest
+
+from fusionadvisor.evaluate.search import Trying
+from fusionadvisor.evaluate.trial import Done, Job
+from fusionadvisor.evaluate.worker import Ended, Limits
+from fusionadvisor.recipe import Step
+from fusionadvisor.report.model import Attempt, Speedup, Timing, Verification, Workload
+
+FASTER = Speedup(1.2, (1.1, 1.3), (0.98, 1.02))
+AGREES = Verification("agrees")
+NAMES = ("horizontal", "sdpa", "fx")
+
+
+class Checking(Trying):
+    """Answers the check of the whole: a job of this many steps or fewer holds."""
+
+    holds = 3
+    ending = Ended("done", Done(failure="AssertionError while verifying the whole: Guard failed"))
+
+    def do(self, job: Job, name: str) -> Ended:
+        if len(job.kept) > self.holds:
+            return self.ending
+        return Ended(
+            "done", Done(speedup=FASTER, verification=AGREES, before=Timing(1, (1, 1)), after=Timing(1, (1, 1)))
+        )
+
+
+def kept(holds: int, ending: Ended | None = None) -> tuple[list[str], dict[str, Attempt]]:
+    trying = Checking(Workload(target="x.py", device="cpu"), Limits(), 1.0, lambda _: None)
+    trying.holds, trying.ending = holds, ending or Checking.ending
+    attempts = [Attempt(name, "faster", True, speedup=FASTER, verification=AGREES) for name in NAMES]
+    for made in attempts:
+        trying.keep(Done(made, Step(made.strategy), speedup=made.speedup))
+    outcome = trying.outcome(attempts, [], None)
+    assert outcome.result == FASTER
+    assert outcome.verification == AGREES
+    return [step.strategy for step in outcome.steps], {made.strategy: made for made in outcome.attempts}
+
+
+@pytest.mark.parametrize("holds", [1, 2, 3])
+def test_the_longest_beginning_that_holds_is_kept(holds: int) -> None:
+    steps, attempts = kept(holds)
+    assert steps == list(NAMES[:holds])
+    assert [name for name, made in attempts.items() if made.kept] == steps
+    for name in NAMES[holds:]:
+        assert attempts[name].outcome == "crashed"
+        assert attempts[name].reason.endswith("does not hold: AssertionError while verifying the whole: Guard failed")
+
+
+def test_what_differs_or_takes_too_long_says_so() -> None:
+    differs = Ended("done", Done(verification=Verification("diverges", reason="output differs")))
+    assert kept(2, differs)[1]["fx"].outcome == "diverged"
+    assert kept(2, Ended("timed_out", reason="still measuring after 300 s"))[1]["fx"].outcome == "timed_out"
