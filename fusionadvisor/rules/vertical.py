@@ -289,10 +289,18 @@ class PointwiseChain(Rule):
         """Compile the smallest region that holds the chain."""
         return compile_snippet(common(facts.nodes[i] for i in c.nodes) for c in found)
 
+    def _passed_on(self, facts: Facts, group: Group) -> int:
+        """Bytes that members read of each other's results."""
+        members = [facts.nodes[i] for i in group.nodes]
+        read = (r for n in members for r in zip(n.sources, n.inputs, n.reads, strict=True))
+        return sum({identity: tensor.bytes for source, identity, tensor in read if source in group.nodes}.values())
+
     def _evidence(self, facts: Facts, group: Group) -> tuple[str, ...]:
         members, rest = chain(facts.nodes[i] for i in group.nodes), units.size_bytes(group.external)
         if group.internal:
             kept = f"writes, then re-reads, {units.size_bytes(group.internal)} that one kernel keeps in registers"
+        elif passed := self._passed_on(facts, group):
+            kept = f"reads back {units.size_bytes(passed)} that others need as well, which one kernel only writes"
         else:
             kept = "each reads the same tensor, which one kernel reads once"
         said = [f"{members}: {kept}; {rest} remain."]

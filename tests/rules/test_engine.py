@@ -284,3 +284,19 @@ def test_a_gradient_that_reads_the_input_is_called_the_backward_pass() -> None:
     step = live.of_step(model, lambda: model(x).sum().backward())
     reasons = [m.reason for m in engine.run(step).near_misses if m.rule == "FA401"]
     assert reasons == ["1 is not done in place: its input is also read by the backward pass"]
+
+
+class _Residual(nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        total = x * y
+        return total, total.sigmoid()
+
+
+def test_a_reader_of_what_was_just_written_is_not_called_a_reader_of_one_tensor() -> None:
+    """64 × 64 float32 are 16 384 bytes: the product is needed elsewhere, and read again by the sigmoid."""
+    made = live.of(_Residual(), torch.ones(64, 64), torch.ones(64, 64))
+    (finding,) = (f for f in engine.run(made).findings if f.rule == "FA103")
+    assert finding.evidence[0].startswith(
+        "mul → sigmoid: reads back 16.4 kB that others need as well, which one kernel"
+    )
+    assert "the same tensor" not in finding.evidence[0]
