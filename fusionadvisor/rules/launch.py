@@ -27,6 +27,52 @@ WAITED_FOR = (
 )
 
 
+_Wait = tuple[str, str, str]
+"""An op that the CPU waits in, its line of code, and its module."""
+
+
+def _waits(facts: Facts) -> dict[_Wait, tuple[int, float]]:
+    """Where the CPU waits for the GPU inside a step: how often, and how long in µs, all steps together."""
+    return _recorded(facts) if facts.timeline.stand_ins else _traced(facts)
+
+
+def _traced(facts: Facts) -> dict[_Wait, tuple[int, float]]:
+    syncs = facts.timeline.syncs
+    found: dict[_Wait, tuple[int, float]] = {}
+    inside = syncs[(syncs["op_id"] >= 0) & (syncs["step"] >= 0)] if "step" in syncs else syncs[syncs["op_id"] >= 0]
+    memory = facts.timeline.memory  # a copy to the device that waits is FA405's
+    to_device = set(memory["op_id"][memory["name"].astype(str).str.contains("HtoD")]) if "op_id" in memory else set()
+    inside = inside[~inside["op_id"].isin(to_device)]
+    names = facts.timeline.ops["name"]
+    columns = [inside[c].astype(str).tolist() if c in inside else [""] * len(inside) for c in ("source", "module")]
+    for op_id, us, where, module in zip(inside["op_id"], inside["dur_ns"] / 1e3, *columns, strict=True):
+        key = (str(names.iloc[int(op_id)]), where, module)
+        count, total = found.get(key, (0, 0.0))
+        found[key] = (count + 1, total + float(us))
+    return found
+
+
+def _recorded(facts: Facts) -> dict[_Wait, tuple[int, float]]:
+    """On the CPU nothing waits; the recorded ops say what would on a GPU."""
+    found: dict[_Wait, tuple[int, float]] = {}
+    for op in facts.flow.ops if facts.flow is not None else ():
+        if op.sync and op.phase != "optimizer":  # an optimizer keeps its step counts on the CPU
+            key = (op.name, f"{op.source.file}:{op.source.line}" if op.source else "", op.module)
+            found[key] = (found.get(key, (0, 0.0))[0] + facts.steps, 0.0)
+    return found
+
+
+def _obstacles(facts: Facts) -> tuple[str, ...]:
+    """What has to go before the step can be captured as a graph."""
+    waits = _waits(facts)
+    if not waits:
+        return ()
+    ops, lines, modules = (list(dict.fromkeys(filter(None, column))) for column in zip(*waits, strict=True))
+    places = [line.rpartition("/")[2] for line in lines] or modules
+    where = f" at {', '.join(places[:3])}{' and elsewhere' if len(places) > 3 else ''}" if places else ""
+    return (f"First FA302: a graph cannot hold what waits for the GPU, {ops[0]}{where}.",)
+
+
 class LaunchBound(Rule):
     """Replay the step as a graph.
 
@@ -68,7 +114,7 @@ class LaunchBound(Rule):
             if launch.idle_share < WORTH_SHARE:
                 return Looked()
             predicted = facts.timeline.basis == "predicted"
-            return self._predicted(launch.break_even_us) if predicted else self._unknown(facts)
+            return self._predicted(launch.break_even_us, facts) if predicted else self._unknown(facts)
         step = launch.saving_us / facts.steps
         if not facts.step_us or step < WORTH_SHARE * facts.step_us:
             return Looked()
@@ -78,7 +124,7 @@ class LaunchBound(Rule):
             f"{units.time_us(launch.busy_us / facts.steps)} of {units.time_us(facts.step_us)}.",
             f"Break-even: {launch.break_even_us:.2f} µs of CPU time a kernel.",
             *self._idle(facts),
-            *self._obstacles(facts),
+            *_obstacles(facts),
         )
         return Looked(
             (Candidate((), Range(0.0, 0.0, 0.0), "step", step_us=Range(0.0, likely, launch.saving_us),
@@ -89,13 +135,14 @@ class LaunchBound(Rule):
         """Compile with graphs, or capture by hand."""
         return 'model = torch.compile(model, mode="reduce-overhead")  # captures CUDA graphs where it can'
 
-    def _predicted(self, break_even_us: float) -> Looked:
+    def _predicted(self, break_even_us: float, facts: Facts) -> Looked:
         """No CPU ran: the limit alone, and nothing of idle time."""
         said = (
             f"Launch-bound if the CPU needs more than {break_even_us:.2f} µs a kernel; the CPU's time a kernel is not "
             "known for a predicted step."
         )
-        return Looked((Candidate((), NOTHING, "step", step_us=NOTHING, evidence=(said,)),))
+        evidence = (said, *_obstacles(facts))
+        return Looked((Candidate((), NOTHING, "step", step_us=NOTHING, evidence=evidence),))
 
     def _unknown(self, facts: Facts) -> Looked:
         launch = facts.launch
@@ -105,7 +152,7 @@ class LaunchBound(Rule):
             f"The device is idle for {units.percent(launch.idle_share)} of the window, how much of it without the "
             "profiler is not known.",
             *self._idle(facts),
-            *self._obstacles(facts),
+            *_obstacles(facts),
         )
         return Looked((Candidate((), NOTHING, "step", step_us=NOTHING, evidence=evidence),))
 
@@ -116,17 +163,6 @@ class LaunchBound(Rule):
         parts = sorted(((getattr(facts.idle, field), words) for field, words in WAITED_FOR), reverse=True)
         said = [f"{units.time_us(us)} {words}" for us, words in parts if us >= 0.5]
         return (f"Idle as recorded, a step: {', '.join(said)}.",) if said else ()
-
-    def _obstacles(self, facts: Facts) -> tuple[str, ...]:
-        """What would keep the step from being captured."""
-        if facts.flow is None:
-            return ()
-        waits = [op for op in facts.flow.ops if op.sync]
-        lines = list(dict.fromkeys(f"{op.source.file}:{op.source.line}" for op in waits if op.source))
-        if not waits:
-            return ()
-        where = f" at {', '.join(lines[:3])}" if lines else ""
-        return (f"A graph cannot hold what waits for the GPU: {waits[0].name}{where}.",)
 
 
 class HotSync(Rule):
@@ -158,45 +194,18 @@ class HotSync(Rule):
 
     def look(self, facts: Facts) -> Looked:
         """Match waits inside a step that an op caused, by line."""
-        places = self._recorded(facts) if facts.timeline.stand_ins else self._traced(facts)
         candidates = [
             Candidate(
                 (), NOTHING, f"{op} at {where or module or 'an unknown line'}", step_us=NOTHING,
                 evidence=(self._said(op, count, us, facts),), where=(module, line_of(where)),
             )
-            for (op, where, module), (count, us) in places.items()
+            for (op, where, module), (count, us) in _waits(facts).items()
         ]  # fmt: skip
         return Looked(tuple(candidates))
 
     def snippet(self, found: Sequence[Candidate], facts: Facts) -> str:
         """Say what to do instead of branching on a value."""
         return "y = torch.where(condition, a, b)  # instead of reading the condition back to branch on it"
-
-    def _traced(self, facts: Facts) -> dict[tuple[str, str, str], tuple[int, float]]:
-        syncs = facts.timeline.syncs
-        found: dict[tuple[str, str, str], tuple[int, float]] = {}
-        inside = syncs[(syncs["op_id"] >= 0) & (syncs["step"] >= 0)] if "step" in syncs else syncs[syncs["op_id"] >= 0]
-        memory = facts.timeline.memory  # a copy to the device that waits is FA405's
-        to_device = (
-            set(memory["op_id"][memory["name"].astype(str).str.contains("HtoD")]) if "op_id" in memory else set()
-        )
-        inside = inside[~inside["op_id"].isin(to_device)]
-        names = facts.timeline.ops["name"]
-        columns = [inside[c].astype(str).tolist() if c in inside else [""] * len(inside) for c in ("source", "module")]
-        for op_id, us, where, module in zip(inside["op_id"], inside["dur_ns"] / 1e3, *columns, strict=True):
-            key = (str(names.iloc[int(op_id)]), where, module)
-            count, total = found.get(key, (0, 0.0))
-            found[key] = (count + 1, total + float(us))
-        return found
-
-    def _recorded(self, facts: Facts) -> dict[tuple[str, str, str], tuple[int, float]]:
-        """On the CPU nothing waits; the recorded ops say what would on a GPU."""
-        found: dict[tuple[str, str, str], tuple[int, float]] = {}
-        for op in facts.flow.ops if facts.flow is not None else ():
-            if op.sync and op.phase != "optimizer":  # an optimizer keeps its step counts on the CPU
-                key = (op.name, f"{op.source.file}:{op.source.line}" if op.source else "", op.module)
-                found[key] = (found.get(key, (0, 0.0))[0] + facts.steps, 0.0)
-        return found
 
     def _said(self, op: str, count: int, us: float, facts: Facts) -> str:
         often = f"{op} {max(1, round(count / facts.steps))} × a step"
@@ -248,7 +257,8 @@ class TinyKernelStorm(Rule):
             high = us - max(n.us for n in nodes)
             candidates.append(
                 Candidate(tuple(sorted(members)), Range(0.0, None, high), "storm", where=self._place(nodes),
-                          evidence=(lambda mean: f"{mean.kernels} in a row, {mean.each} each.",), specific=False)
+                          evidence=(lambda mean: f"{mean.kernels} in a row, {mean.each} each.", *_obstacles(facts)),
+                          specific=False)
             )  # fmt: skip
         return Looked(tuple(candidates))
 

@@ -300,3 +300,40 @@ def test_a_reader_of_what_was_just_written_is_not_called_a_reader_of_one_tensor(
         "mul → sigmoid: reads back 16.4 kB that others need as well, which one kernel"
     )
     assert "the same tensor" not in finding.evidence[0]
+
+
+class _Reads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.gate(x)
+        for _ in range(20):
+            x = x * 2
+        return x if x.sum().item() > 0 else -x
+
+
+def test_a_graph_waits_for_what_reads_back_and_says_where() -> None:
+    wait = {"start_ns": 900_000, "dur_ns": 5_000, "name": "cudaStreamSynchronize", "kind": "stream", "op_id": 19,
+            "scope": "stream", "step": 0, "source": "src/model.py:20", "module": "gate"}  # fmt: skip
+    slow = [call("aten::relu", TOK, us=2.0, gap_us=30.0) for _ in range(20)]
+    advice = engine.run(Facts(timeline(slow, syncs=[wait])))
+    (sync,) = (f for f in advice.findings if f.rule == "FA302")
+    assert sync.source
+    said = "First FA302: a graph cannot hold what waits for the GPU, aten::relu at model.py:20."
+    for finding in advice.findings:
+        assert ("cudagraph" in finding.remedies) == (said in finding.evidence)
+    assert {f.rule for f in advice.findings if said in f.evidence} == {"FA301", "FA303"}
+    without = engine.run(Facts(timeline(slow)))
+    assert not [s for f in without.findings for s in f.evidence if "FA302" in s]
+
+
+def test_a_storm_on_the_cpu_says_what_a_graph_could_not_hold() -> None:
+    made = live.of(_Reads(), torch.ones(4, 8))
+    fast = made.timeline.kernels.assign(dur_ns=2_000)
+    findings = engine.run(replace(made, timeline=replace(made.timeline, kernels=fast))).findings
+    (storm,) = (f for f in findings if f.rule == "FA303")
+    (sync,) = (f for f in findings if f.rule == "FA302")
+    assert sync.source
+    assert any(f"at test_engine.py:{sync.source.line}." in s and "First FA302" in s for s in storm.evidence)
