@@ -146,7 +146,9 @@ def check(
         breaches=breaches,
         compared=(*compared, *(f.name for f in comparison.figures if _exact(f))),
         better=tuple(
-            f"{f.name} {_amount(f.before or 0)} → {_amount(f.after or 0)}" for f in comparison.figures if _better(f)
+            f"{f.name} {_amount(f.before or 0)} → {_amount(f.after or 0)}"
+            for f in comparison.figures
+            if _better(f) and _fused(f.name, comparison)
         ),
         notes=(*comparison.notes, *_unknown(comparison), *_unjudged(comparison)),
         same=canonical(baseline) == canonical(report),
@@ -166,6 +168,12 @@ def _exact(figure: diff.Figure) -> bool:
 def _better(figure: diff.Figure) -> bool:
     known = figure.before is not None and figure.after is not None
     return known and _exact(figure) and not figure.worse and figure.before != figure.after
+
+
+def _fused(name: str, comparison: Comparison) -> bool:
+    """A rule that finds fewer places is better only where kernels went for one of them."""
+    rule = name.removeprefix(quantities.PREFIX)
+    return rule == name or any(c.rule == rule and c.event == "gained" for c in comparison.fusions)
 
 
 def _inputs(baseline: Report, report: Report) -> list[Breach]:

@@ -47,10 +47,11 @@ class Figure:
 class FusionChange:
     """A place that a rule found on one side only.
 
-    ``gained``: unfused before, no longer. ``lost``: what ran there before is gone, and unfused kernels stand in its
-    place. ``new``: it came without anything going, with its module or in it. ``gone``: it went with its module.
-    ``moved``: the same under another module path (``module`` before, ``to`` after). ``hidden``: the side without it
-    replays more of its work from graphs, in which nothing is sought.
+    ``gained``: unfused before, and kernels went for it. ``lost``: what ran there before is gone, and unfused kernels
+    stand in its place. ``new``: it came without anything going, with its module or in it. ``gone``: no longer found,
+    and nothing went for it: its module did, or other work stands in between. ``moved``: the same under another module
+    path (``module`` before, ``to`` after). ``hidden``: the side without it replays more of its work from graphs, in
+    which nothing is sought.
     """
 
     event: FusionEvent
@@ -238,7 +239,8 @@ def _fusions(before: Report, after: Report, came: Rows, went: Rows) -> list[Fusi
     changes = _moved(less, more, before, after, known)
     graphed = [r.fusion.graphed_share for r in (before, after)]
     for place, count in less.items():
-        event: FusionEvent = "gained" if _lives(place.module, known[1]) else "gone"
+        fused = _lives(place.module, known[1]) and _replaced(place.module, known[0], went)
+        event: FusionEvent = "gained" if fused else "gone"
         event = "hidden" if graphed[1] > graphed[0] + GRAPHED else event
         changes.append(_change(event, place, count, before, went))
     for place, count in more.items():
@@ -250,7 +252,7 @@ def _fusions(before: Report, after: Report, came: Rows, went: Rows) -> list[Fusi
 
 
 def _replaced(module: str, known: frozenset[str], went: Rows) -> bool:
-    """Whether kernels went away where a place came up: in its module, or around it where it ran none before."""
+    """Whether kernels went away where a place came or went: in its module, or around it where that ran none before."""
     around = module if module in known else module.rpartition(".")[0]
     return any(path == around or (around and path.startswith(f"{around}.")) for path in went)
 

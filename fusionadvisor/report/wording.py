@@ -29,16 +29,17 @@ def fusion_words(change: FusionChange) -> str:
     """``Fuse the pointwise chain ×2`` with what became of it."""
     times = f" ×{change.count}" if change.count > 1 else ""
     said = {
-        "lost": "no longer fused", "new": "new and unfused", "gained": "fused now", "gone": "gone with its module",
+        "lost": "no longer fused", "new": "new and unfused", "gained": "fused now", "gone": "no longer found",
         "moved": f"now at {change.to}", "hidden": "inside a graph on the other side, where it is not sought",
     }[change.event]  # fmt: skip
     return f"{change.rule} {change.title}{times}: {said}"
 
 
 def module_words(change: ModuleChange) -> str:
-    """``1 → 6 kernels: + aten::mul ×2, aten::rsqrt − aten::rms_norm``."""
+    """``1 → 6 kernels: + aten::mul ×2, aten::rsqrt − aten::rms_norm``; of several modules the sums, and ops of each."""
     parts = [f"{sign} {_ops(ops)}" for sign, ops in (("+", change.came), ("−", change.gone)) if ops]
-    return f"{change.before} → {change.after} kernels: {' '.join(parts)}"
+    each = ", in each" if len(change.modules) > 1 else ""
+    return f"{change.before} → {change.after} kernels{each}: {' '.join(parts)}"
 
 
 def _ops(ops: tuple[tuple[str, int], ...]) -> str:

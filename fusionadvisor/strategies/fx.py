@@ -21,19 +21,6 @@ from fusionadvisor.strategies.pythonstate import PythonState
 from fusionadvisor.workload.inputs import tensors_in
 
 Pass = Callable[[fx.GraphModule], fx.GraphModule | None]
-_FAILURES = (
-    RuntimeError,
-    TypeError,
-    ValueError,
-    AttributeError,
-    KeyError,
-    IndexError,
-    AssertionError,
-    NameError,
-    NotImplementedError,
-)
-"""What the front-ends raise on code they do not understand: fx's TraceError is a ValueError, and a module that is
-called and is not a child of the one captured is a NameError."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +140,7 @@ class _Capture:
         part.forward = _forward(part, self.graphs[path])
         try:
             return any(not _same(_run(model, call), _run(work, call)) for call in calls)
-        except _FAILURES:
+        except leaves.FAILURES:
             return True
         finally:
             del part.forward
@@ -208,7 +195,7 @@ class _Search:
         known = leaves.rewritten(model)
         try:
             graph = fx.GraphModule(model, copy.deepcopy(known.graph)) if known else _whole(model)
-        except _FAILURES as error:
+        except leaves.FAILURES as error:
             self.failed[path] = (str(error).strip().splitlines() or [type(error).__name__])[0]
         else:
             found = list(Finder(graph).matches())
@@ -267,7 +254,7 @@ def _exported(model: nn.Module, call: Call, free: list[list[int]]) -> fx.GraphMo
             warnings.simplefilter("ignore")
             program = torch.export.export(model, args, kwargs, dynamic_shapes=_by_name(model, *dynamic), strict=True)
             module: Any = program.module()
-    except _FAILURES:
+    except leaves.FAILURES:
         return None
     return module if isinstance(module, fx.GraphModule) else None
 

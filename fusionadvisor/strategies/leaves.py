@@ -21,8 +21,19 @@ from torch.utils._pytree import tree_leaves
 
 from fusionadvisor.strategies import source
 
-FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, KeyError, IndexError, NotImplementedError)
-"""What torch.fx raises on code it does not understand (its TraceError is a ValueError)."""
+FAILURES = (
+    RuntimeError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    KeyError,
+    IndexError,
+    AssertionError,
+    NameError,
+    NotImplementedError,
+)
+"""What torch.fx raises on code it does not understand: its TraceError is a ValueError, and a module that is called and
+is not a child of the one captured is a NameError."""
 _FACTORIES = ("ones", "zeros", "full", "arange", "empty")
 _CHECKS = ("_assert", "_assert_is_none")
 

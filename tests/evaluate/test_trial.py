@@ -121,6 +121,17 @@ def test_what_cannot_be_verified_is_refused_and_not_saved(tmp_path: Path) -> Non
     assert whole.speedup is None
 
 
+def test_a_model_that_does_not_repeat_itself_is_not_the_strategys_fault(tmp_path: Path) -> None:
+    file = tmp_path / "counts.py"
+    counted = NOT_A_NUMBER.replace("super().__init__()", "super().__init__(); self.calls = 0")
+    file.write_text(counted.replace("    def forward(self, x):", "    def forward(self, x):\n        self.calls += 1")
+                    .replace('float("nan")', "self.calls"))  # fmt: skip
+    workload = resolve(str(file), device="cpu")
+    (made,) = attempt(workload, ["fuse_modules"], program=build(workload), budget_s=0).attempts
+    assert (made.outcome, made.kept) == ("refused", False)
+    assert made.reason.startswith("The model returns something else when it is called again with the same inputs")
+
+
 def test_a_recipe_that_cannot_be_verified_does_not_stay(tmp_path: Path) -> None:
     file = tmp_path / "nan.py"
     file.write_text(NOT_A_NUMBER)

@@ -87,6 +87,13 @@ def test_what_improved_fails_nothing_and_is_said() -> None:
     assert "findings.FA103 2 → 0" in found.better
 
 
+def test_fewer_places_are_no_better_where_nothing_was_fused() -> None:
+    add, last = K("block", "aten::add", 5), K("block.norm", "aten::native_layer_norm", 6, "norm")
+    before = made(add, last, findings=(finding("FA104", "block.norm", line=6),))
+    found = check(made(add, K("block", "aten::clamp", 5), last), baseline=before)
+    assert found.better == ()
+
+
 def test_one_fusion_lost_and_another_gained_does_not_even_out() -> None:
     fused = K("layers.0.norm", "aten::_fused_rms_norm", 21, "norm")
     first = made(*layer(0, *norm(0)), *layer(1, replace(fused, module="layers.1.norm")),

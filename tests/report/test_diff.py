@@ -129,6 +129,13 @@ def test_what_nothing_went_for_is_new_and_named_by_the_line_that_came() -> None:
     assert (change.event, change.count, change.source and change.source.line) == ("new", 1, 6)
 
 
+def test_what_other_work_parts_is_no_fusion_gained() -> None:
+    add, norm_ = K("block", "aten::add", 5), K("block.norm", "aten::native_layer_norm", 6, "norm")
+    before = made(add, norm_, findings=(finding("FA104", "block.norm", line=6),))
+    after = made(add, K("block", "aten::clamp", 5), norm_)
+    assert events(diff.compare(before, after)) == [("gone", "FA104", "block.norm", 1)]
+
+
 def test_a_kernel_replaced_in_a_child_is_lost_at_the_place_that_holds_it() -> None:
     """Written-out attention where the library's op was: its kernels run in the block, the op ran in a child."""
     written = tuple(K("block", f"aten::{op}", 8) for op in ("bmm", "softmax", "bmm"))
