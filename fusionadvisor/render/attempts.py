@@ -84,7 +84,7 @@ def _attempt(sheet: Sheet, report: Report, number: int, attempt: Attempt) -> Non
     words = labels.outcome(report, attempt)
     style = STYLES[attempt.outcome]
     if times := labels.paired(attempt):
-        looked = attempt.sites.matched + len(attempt.sites.refused)
+        looked = attempt.sites.matched
         check, counts = attempt.verification, attempt.kernels
         cells = (
             str(number),
@@ -130,6 +130,8 @@ def _details(sheet: Sheet, report: Report, attempt: Attempt) -> None:
         pays = f", pays after {plural(attempt.break_even_calls, 'call')}" if attempt.break_even_calls else ""
         sheet.say(f"{attempt.compile_s:.2g} s to prepare{pays}", style="dim", indent=INDENT)
     for note in attempt.notes:
+        if note in attempt.reason:
+            continue
         sheet.say(note, indent=INDENT)
     for refusal in attempt.sites.refused[:REFUSALS_SHOWN]:
         where = f" ({labels.source(refusal.source)})" if refusal.source else ""

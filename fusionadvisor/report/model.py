@@ -408,7 +408,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Sites:
-    """Places a strategy looked at."""
+    """Places a strategy looked at: ``matched`` are all of them, those refused included."""
 
     matched: int = 0
     applied: int = 0

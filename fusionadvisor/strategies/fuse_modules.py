@@ -69,6 +69,7 @@ class FuseModules(Strategy):
                 taken.update((pair.norm, pair.layer))
                 sites.append(_site(subject.model, pair))
         folded = {site.data["norm"] for site in sites}
+        refused += survey.parted()
         refused = [r for r in refused if not folded & set(r.site.split(" → "))]
         return Plan(tuple(sites), tuple(refused), notes=survey.joins(subject.device))
 
@@ -181,6 +182,21 @@ class _Survey(Survey):
                         found.setdefault(_Pair(after, path, False))
         return iter(sorted(found, key=lambda pair: not pair.after))
 
+    def parted(self) -> Iterator[Refusal]:
+        """Norms that read the output of a layer in another shape."""
+        known = {pair.norm for pair in self.pairs()}
+        for graph in self.graphs[:1]:
+            made = self._by_output(graph)
+            for call in graph.calls:
+                if call.module in known or not call.inputs or not self._is_norm(call.module):
+                    continue
+                value, view = call.inputs[0], None
+                while (op := graph.producer(value)) is not None and op.view and op.reads and value not in made:
+                    value, view = op.reads[0], op
+                if view is not None and value in made:
+                    where = _source(view) or self._line(call.module)
+                    yield Refusal(f"{made[value]} → {call.module}", f"{view.name} comes between them.", where)
+
     def refusal(self, pair: _Pair) -> tuple[str, Source | None]:
         """Say why a pair cannot be folded, and where the reason is in the user's code; empty where it can."""
         if reason := _structure(self.model, pair, self.sharing):
@@ -250,6 +266,9 @@ class _Survey(Survey):
 
     def _is_layer(self, path: str) -> bool:
         return isinstance(self.model.get_submodule(path), folding.LAYERS)
+
+    def _is_norm(self, path: str) -> bool:
+        return isinstance(self.model.get_submodule(path), folding.NORMS)
 
     def _line(self, path: str) -> Source | None:
         for graph in self.graphs:

@@ -20,6 +20,7 @@ from fusionadvisor.strategies.patterns import Finder, Match, NearMiss
 from fusionadvisor.strategies.pythonstate import PythonState
 from fusionadvisor.workload.inputs import tensors_in
 
+_NONE = "Of GELU, SiLU, layer norm and RMS norm it found no formula written out in a way that it knows."
 Pass = Callable[[fx.GraphModule], fx.GraphModule | None]
 
 
@@ -68,7 +69,8 @@ class FxPasses(Strategy):
             capture.unfit[path] = f"What {capture.front_end} captures of it does not return exactly what it returns."
         sites, refused = self._rewritten(capture)
         refused += (Refusal(path or "the model", reason) for path, reason in capture.unfit.items())
-        return Plan(tuple(sites), tuple(refused), notes=capture.notes)
+        notes = capture.notes if sites or refused else (*capture.notes, _NONE)
+        return Plan(tuple(sites), tuple(refused), notes=notes)
 
     def rewrite(self, model: nn.Module, plan: Plan, subject: Subject) -> nn.Module:
         """Capture the model again and rewrite its graphs.

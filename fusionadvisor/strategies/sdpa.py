@@ -60,12 +60,18 @@ class Sdpa(Strategy):
             return Plan(blocker=reason)
         sites: list[Site] = []
         refused: list[Refusal] = []
+        bare: list[str] = []
         for path in _owners(subject):
             found, reasons = _Proof(subject, path).result()
             refused += [Refusal(path or "The model", f"{reason}.", _line(subject, path)) for reason in reasons]
             if found is not None:
                 sites.append(found)
-        return Plan(tuple(sites), tuple(refused))
+            elif not reasons:
+                bare.append(path or "the model")
+        said = (
+            f"No products of a query, a key and a value (@, matmul, bmm) are around the softmax in {', '.join(bare)}."
+        )
+        return Plan(tuple(sites), tuple(refused), notes=(said,) if bare else ())
 
     def rewrite(self, model: nn.Module, plan: Plan, subject: Subject) -> nn.Module:
         """Capture each module again and let it run the rewritten graph.

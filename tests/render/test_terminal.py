@@ -13,8 +13,8 @@ from rich.console import Console
 from fusionadvisor.catalog import STRATEGIES
 from fusionadvisor.render import html, labels, markdown, terminal
 from fusionadvisor.render.terminal import compose, next_commands, render
-from fusionadvisor.report.model import Attempt, Hunt, NearMiss, Passed, Report, Speedup, Timing
-from tests.render.samples import ALL, APPLY, CHAIN, CPU_PROFILE, FOLD, PREDICTED, PROFILE, TRACE, bound
+from fusionadvisor.report.model import Attempt, Hunt, NearMiss, Passed, Refusal, Report, Sites, Speedup, Timing
+from tests.render.samples import ALL, APPLY, CHAIN, CPU_PROFILE, FOLD, FOLDED, PREDICTED, PROFILE, TRACE, bound
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 HOSTILE = "evil\x1b[31m\x1b]0;title\x07\u202egnp.exe\u2028next\r\n[bold]x[/bold]\x00"
@@ -298,3 +298,14 @@ def test_what_only_the_check_of_the_whole_proved_is_said_once() -> None:
     assert "no proven difference by itself. Less is run. Kept: proven in the check of the whole." in said
     assert "compile: proven in the check of the whole" in said
     assert "compile: no proven difference" not in said
+
+
+def test_sites_refused_are_among_those_looked_at_and_a_note_is_said_once() -> None:
+    refused = (Refusal("fc → bn", "aten::view comes between them."),)
+    note = "Nothing else fits."
+    attempt = replace(FOLDED, sites=Sites(2, 1, refused), reason=f"{note} 3 ops.", notes=(note, "Another."))
+    said = text(replace(APPLY, attempts=(attempt,)))
+    assert re.search(r"fuse_modules +1/2 ", said)
+    assert said.count(note) == 1
+    assert "Another." in said
+    assert "1/2" in html.compose(replace(APPLY, attempts=(attempt,)))

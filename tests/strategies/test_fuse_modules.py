@@ -540,3 +540,21 @@ def test_a_norm_that_is_always_there_is_no_branch() -> None:
     folds(Optional(False), 1)
     folds(nn.Sequential(Optional(False), Optional(False)), 2)
     refuses(Drops(True), "uses self.conv another way")
+
+
+class Reshaped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.bn, self.last = nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Any:
+        h = self.fc(x)
+        return self.last(torch.relu(self.bn(h.view(-1, 8)))).view(x.shape)
+
+
+def test_a_norm_that_reads_another_shape_is_named() -> None:
+    plan = fuse.plan(subject(randomise(Reshaped()).eval(), (5, 8)))
+    assert plan.sites == ()
+    assert [(refusal.site, refusal.reason) for refusal in plan.refused] == [
+        ("fc → bn", "aten::view comes between them.")
+    ]

@@ -214,6 +214,12 @@ def test_a_recipe_captures_for_every_size_though_it_is_loaded_with_inputs_of_one
         torch.testing.assert_close(candidate(x), model(x))
 
 
+def test_where_it_knows_no_formula_it_says_which_it_knows() -> None:
+    plan = fx.plan(subject(nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval(), (8,)))
+    assert (plan.sites, plan.refused) == ((), ())
+    assert plan.notes[-1].startswith("Of GELU, SiLU, layer norm and RMS norm it found no formula")
+
+
 class Counts(nn.Module):
     calls = 0
 

@@ -147,6 +147,18 @@ def ops(model: nn.Module, x: Tensor) -> list[str]:
 VARIANTS = (Attention, Causal, Boolean, Kept, Additive, Unscaled, Dropping, Grouped, Expanded, Unpacked)
 
 
+def test_a_softmax_without_attention_around_it_is_named() -> None:
+    class Einsum(Attention):
+        def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Any:
+            return torch.einsum("bhqk,bhkd->bhqd", torch.einsum("bhqd,bhkd->bhqk", q, k).softmax(-1), v)
+
+    plan = Sdpa().plan(given(Einsum))
+    assert (plan.sites, plan.refused) == ((), ())
+    assert plan.notes == (
+        "No products of a query, a key and a value (@, matmul, bmm) are around the softmax in inner.",
+    )
+
+
 def test_what_is_unpacked_in_another_number_for_other_sizes_is_not_captured() -> None:
     assert (
         "inner cannot be captured: it goes by the length of something that may be another for other sizes"
