@@ -304,10 +304,6 @@ def _page(rows: list[Plain]) -> Iterator[str]:
         "|---|---|---:|" + "---:|" * len(PEERS) + "---|---|---|",
         *map(_line, done),
         "",
-        "On resnet `auto` kept nothing where plain `torch.compile` was ahead within the band: its own trial found no "
-        "proven gain, and it keeps what is proven alone. `opt` and `whisper` were compared before their search was "
-        "repeated in CPU time; it has kept `compile` for whisper since.",
-        "",
         "## Who is wrong or fails, and why",
         "",
         *_failures(told),
