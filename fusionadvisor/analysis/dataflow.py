@@ -64,6 +64,16 @@ class Dataflow:
         users = self.users[node.index]
         return self.nodes[users[0]] if len(users) == 1 and not node.escapes else None
 
+    def forward_user(self, node: Node) -> Node | None:
+        """The one node of the forward pass that reads this one's result, whatever the backward pass keeps of it.
+
+        None where there are more, none, or somebody outside. What is kept until the backward pass has read it may look
+        as if somebody outside held it.
+        """
+        users = [self.nodes[i] for i in self.users[node.index]]
+        forward = [u for u in users if u.phase != "backward"]
+        return forward[0] if len(forward) == 1 and (len(users) > 1 or not node.escapes) else None
+
 
 @dataclass(frozen=True, slots=True)
 class _Rows:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 MODULES_SHOWN = 64
+INFERENCE_ALONE = frozenset({"fuse_modules", "horizontal", "fx", "torchscript"})
+"""Strategies that leave a model in training alone."""
 
 
 @dataclass(frozen=True)
@@ -230,10 +232,15 @@ def _collapse(group: list[_Proposal], facts: Facts) -> Finding:
         kernels=tuple(k for n in shown for k in facts.nodes[n].kernels), kernel_us=us / facts.steps,
         share=us / facts.kernel_us if facts.kernel_us else 0.0, flow=facts.dataflow.flow,
         evidence=_evidence(first, nodes, sum(times), facts),
-        remedies=first.remedies if first.remedies is not None else entry.remedies,
+        remedies=_remedies(first.remedies if first.remedies is not None else entry.remedies, facts),
         snippet=rule.snippet([p.candidate for p in group], facts), url=entry.url,
         footnote=first.note or (bool(nodes) and too_little),
     )  # fmt: skip
+
+
+def _remedies(named: tuple[str, ...], facts: Facts) -> tuple[str, ...]:
+    """Those of a rule's remedies that can do anything here."""
+    return tuple(r for r in named if r not in INFERENCE_ALONE) if facts.training else named
 
 
 def _repeats(candidate: Candidate, facts: Facts) -> int:

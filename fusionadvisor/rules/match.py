@@ -159,7 +159,7 @@ def gated_by(flow: Dataflow, node: Node, *, anything: bool = False) -> Node | No
     """
     if not (anything or activation_of(node)) or node.out is None:
         return None
-    user = flow.sole_user(node)
+    user = flow.forward_user(node)
     if user is None or user.op != "mul" or not is_forward(user) or user.lane != node.lane or user.graphed:
         return None
     other = [s for s in user.sources if s != node.index]

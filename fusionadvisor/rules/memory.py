@@ -204,7 +204,9 @@ class RedundantCopy(Rule):
                 if not parts or not all(p is not None and facts.dataflow.sole_user(p) is node for p in parts):
                     continue
                 said = f"{name(node)} concatenates {len(parts)} tensors that nothing else reads."
-            elif outer in ("contiguous", "reshape", "clone", "flatten") and facts.dataflow.sole_user(node) is not None:
+            elif (
+                outer in ("contiguous", "reshape", "clone", "flatten") and facts.dataflow.forward_user(node) is not None
+            ):
                 said = f"{outer} in {name(node)} copies {units.size_bytes(node.writes[0].bytes if node.writes else 0)}."
             else:
                 continue

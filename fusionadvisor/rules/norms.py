@@ -1,7 +1,7 @@
 """Normalisations: written out by hand, or next to the residual addition that feeds them."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fusionadvisor import units
 from fusionadvisor.analysis.facts import Facts
@@ -50,7 +50,7 @@ def _around(facts: Facts, reduction: Node) -> WrittenNorm | None:
     small, at, rooted = [reduction], reduction, reduction.op in ("std", "linalg_vector_norm", "norm")
     scale: Node | None = None
     while scale is None:
-        users = [u for u in flow.consumers(at) if u.out is not None and u.lane == reduction.lane]
+        users = [u for u in flow.consumers(at) if u.out is not None and u.lane == reduction.lane and is_forward(u)]
         scale = next((u for u in users if u.out and u.out.numel == size and u.op in ("mul", "div")), None)
         nearer = next((u for u in users if u.out and u.out.numel == rows and u.kind in ("pointwise", "cast")), None)
         if scale is not None or nearer is None or len(small) > 8:
@@ -113,7 +113,7 @@ def _after(facts: Facts, scale: Node, reduction: Node) -> list[Node]:
     """The cast back, the weight and the bias."""
     flow, at = facts.dataflow, scale
     found: list[Node] = []
-    while (user := flow.sole_user(at)) is not None and len(found) < 3 and user.out is not None:
+    while (user := flow.forward_user(at)) is not None and len(found) < 3 and user.out is not None:
         per_channel = len(tensor_reads(user, at.out)) == 1 and user.op in ("mul", "add") and len(user.reads) == 2
         if user.out.numel != reduction.reads[0].numel or not (user.kind == "cast" or per_channel):
             break
@@ -169,7 +169,8 @@ class ResidualNorm(Rule):
         for written in written_norms(facts):
             norms += 1
             if (add := residual_add(facts, written.entry)) is not None:
-                notes.candidates.append(self._candidate(facts, (add.index, *written.nodes), written.last, add))
+                found = self._candidate(facts, (add.index, *written.nodes), written.last, add)
+                notes.candidates.append(replace(found, remedies=("compile", "fx")))  # fx puts in the norm alone
         for node in facts.of_kind("norm"):
             if node.op not in _LAYER_NORMS or not is_forward(node):
                 continue
@@ -239,14 +240,19 @@ class WrittenOutNorm(Rule):
         normed = [n for n in facts.of_kind("norm", "reduction") if is_forward(n)]
         if not normed:
             return Looked(skipped="nothing was normalised or reduced")
+        elsewhere = False
         for written in written_norms(facts):
-            if residual_add(facts, written.entry) is None:
+            if residual_add(facts, written.entry) is not None:
+                elsewhere = True
+            else:
                 said = "LayerNorm" if written.centred else "RMSNorm"
                 notes.candidates.append(self._candidate(facts, written.nodes, written.last, f"{said} by hand"))
         for node in normed:
-            user = facts.dataflow.sole_user(node)
+            user = facts.dataflow.forward_user(node)
             if node.op == "native_group_norm" and user is not None and user.op == "silu" and user.lane == node.lane:
                 notes.candidates.append(self._candidate(facts, (node.index, user.index), user, "GroupNorm and SiLU"))
+        if elsewhere and not notes.candidates:
+            return Looked(skipped="every norm by hand follows a residual: FA104 has it")
         return notes.looked()
 
     def snippet(self, found: Sequence[Candidate], facts: Facts) -> str:

@@ -103,7 +103,7 @@ class WrittenOutActivation(Rule):
                     todo.append(source)
         entries = {i for n in inside.values() for s, i in zip(n.sources, n.inputs, strict=True) if s not in inside}
         at, product = curve, False
-        while (user := flow.sole_user(at)) is not None and user.op in ("mul", "add", "div") and user.out is not None:
+        while (user := flow.forward_user(at)) is not None and user.op in ("mul", "add", "div") and user.out is not None:
             others = [(s, i) for s, i in zip(user.sources, user.inputs, strict=True) if s != at.index]
             scaled = [facts.nodes[s] for s, _ in others if s >= 0 and self._scales(facts.nodes[s], entries)]
             inside.update((n.index, n) for n in scaled)
@@ -183,12 +183,12 @@ class DropoutResidual(Rule):
             return Looked(skipped="no dropout ran")
         notes = Notes()
         for drop in drops:
-            add = facts.dataflow.sole_user(drop)
+            add = facts.dataflow.forward_user(drop)
             if add is None or add.op != "add" or len(tensor_reads(add, drop.out)) != 2:
                 continue
             members = [*self._mask(facts, drop), drop, add]
             bias = producer(facts.dataflow, drop)
-            if bias is not None and bias.op == "add" and facts.dataflow.sole_user(bias) is drop:
+            if bias is not None and bias.op == "add" and facts.dataflow.forward_user(bias) is drop:
                 members.insert(0, bias)
             nodes = tuple(sorted({n.index for n in members}))
             what = chain(facts.nodes[i] for i in nodes)
@@ -253,7 +253,7 @@ class WrittenOutLoss(Rule):
             if softmax.outer in ("cross_entropy_loss", "scaled_dot_product_attention"):
                 continue
             members = [softmax]
-            while (user := facts.dataflow.sole_user(members[-1])) is not None and user.op in _LOSS_STEPS:
+            while (user := facts.dataflow.forward_user(members[-1])) is not None and user.op in _LOSS_STEPS:
                 members.append(user)
             ops = [n.op for n in members]
             logs = "log" in softmax.op or "log" in ops
@@ -327,7 +327,7 @@ class CastPingPong(Rule):
         """The cast that returns to the dtype this one left, at most three fusible kernels on."""
         at = cast
         for _ in range(4):
-            user = facts.dataflow.sole_user(at)
+            user = facts.dataflow.forward_user(at)
             if user is None or user.graphed or user.kind in ("gemm", "conv", "attention", "fused", "other"):
                 return None
             if user.kind == "cast" and user.writes and user.writes[0].dtype == cast.reads[-1].dtype:
