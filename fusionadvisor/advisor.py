@@ -23,6 +23,7 @@ from fusionadvisor.report.model import (
 
 if TYPE_CHECKING:
     from fusionadvisor.analysis.facts import Facts
+    from fusionadvisor.rules.engine import Advice
     from fusionadvisor.trace.timeline import Timeline
     from fusionadvisor.workload.program import Program
 
@@ -70,11 +71,17 @@ def analyze(source: str | Path | Sequence[str | Path], *, progress: Progress | N
 
 def _advised(command: str, facts: "Facts", environment: Environment, warnings: tuple[Warning, ...]) -> Report:
     """What the rules say of a timeline, as a report."""
-    from fusionadvisor.analysis.summary import summarise
     from fusionadvisor.rules.engine import run
 
+    return _reported(command, facts, run(facts), environment, warnings)
+
+
+def _reported(
+    command: str, facts: "Facts", advice: "Advice", environment: Environment, warnings: tuple[Warning, ...]
+) -> Report:
+    from fusionadvisor.analysis.summary import summarise
+
     tool, created, command = _started(command)
-    advice = run(facts)
     return Report(
         tool=tool,
         created=created,
@@ -220,7 +227,7 @@ def _profiled_each(asked: Sequence[Workload], steps: int | None, beside: str | N
 def _with_prediction(report: Report, workload: Workload, gpu: str, say: Progress) -> Report:
     """Add what the step would be on a GPU; where that cannot be told, say why."""
     try:
-        return replace(report, predicted=predict_workload(workload, gpu, progress=say).predicted)
+        return replace(report, predicted=predict_workload(workload, gpu, as_here=True, progress=say).predicted)
     except InputError as error:
         said = Warning("W-predict", f"Not predicted for {gpu}: {error.what}")
         return replace(report, warnings=(*report.warnings, said))
@@ -228,8 +235,16 @@ def _with_prediction(report: Report, workload: Workload, gpu: str, say: Progress
         return _interrupted(report, f"not predicted for {gpu}")
 
 
-def predict_workload(workload: Workload, gpu: str, *, progress: Progress | None = None) -> Report:
+def predict_workload(
+    workload: Workload, gpu: str, *, as_here: bool = False, progress: Progress | None = None
+) -> Report:
     """Report on a step of a workload as predicted for a GPU, which is neither built nor run here for it.
+
+    Args:
+        workload: As asked for, or as resolved.
+        gpu: The GPU's name.
+        as_here: Predict what runs on this machine, where the code chooses its inputs by the GPUs it finds.
+        progress: Called with a few words before each stage.
 
     Raises:
         InputError: If the GPU is not known, or the model cannot be run without its weights.
@@ -237,12 +252,16 @@ def predict_workload(workload: Workload, gpu: str, *, progress: Progress | None 
     from fusionadvisor.analysis.facts import Facts
     from fusionadvisor.capture.environment import probe
     from fusionadvisor.capture.predict import predict
+    from fusionadvisor.rules.engine import run
 
     say = progress or _silent
     say(f"predicting the kernels for {gpu}")
-    predicted = predict(workload, gpu)
+    predicted = predict(workload, gpu, as_here=as_here)
     say("looking for unfused runs")
-    report = _advised("profile", Facts(predicted.timeline, predicted.flow), probe(), predicted.warnings)
+    facts = Facts(predicted.timeline, predicted.flow)
+    advice = run(facts)
+    report = _reported("profile", facts, advice, probe(), predicted.warnings)
+    moved = advice.bytes_of_kernel
     return replace(
         report,
         workload=predicted.workload,
@@ -251,7 +270,7 @@ def predict_workload(workload: Workload, gpu: str, *, progress: Progress | None 
             gpu=predicted.timeline.devices[0].name or gpu,
             kernels=len(predicted.timeline.kernels),
             groups=report.fusion.groups,
-            bytes=predicted.bytes,
+            bytes=0 if moved is None else int(moved[moved > 0].sum()),
             unfused_bytes=report.fusion.unfused_bytes,
             syncs=report.fusion.syncs,
             kernel_us=predicted.kernel_us,

@@ -64,6 +64,21 @@ def test_a_cpu_profile_shows_the_step_predicted_for_a_gpu_beside_it() -> None:
     assert "6 kernels" in said[0]
 
 
+def test_a_prediction_beside_a_run_is_for_the_inputs_that_ran_and_counts_as_alone() -> None:
+    """The block's file gives 64 images where there is a GPU, and 4 elsewhere."""
+    beside = advisor.profile(str(SAMPLES / "residual_block.py"), device="cpu", steps=1, beside="h100")
+    assert beside.workload is not None
+    assert beside.workload.inputs[0].shape[0] == 4
+    alone = advisor.profile(str(SAMPLES / "residual_block.py"), gpu="h100", batch=4)
+    assert beside.predicted == alone.predicted
+    assert alone.predicted is not None
+    assert alone.timeline is not None
+    assert alone.predicted.bytes == sum(moved for moved in alone.timeline.kernels.bytes if moved > 0)
+    own = advisor.profile(str(SAMPLES / "residual_block.py"), gpu="h100")
+    assert own.workload is not None
+    assert own.workload.inputs[0].shape[0] == 64
+
+
 @pytest.mark.skipif(SHARED is None, reason="the shared traces are not here")
 def test_the_ranks_of_a_job_are_summed_up_and_the_late_one_reported(tmp_path: Path) -> None:
     assert SHARED is not None

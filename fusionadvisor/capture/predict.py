@@ -44,7 +44,6 @@ class Predicted:
         flow: The recording it rests on, on ``cuda:0``.
         warnings: What was assumed and what is not in the rules.
         inputs: What the model was called with.
-        bytes: That all kernels together read and write.
         kernel_us: Sum of the kernels' times, as a range.
         uncalibrated_share: Share of that time that rests on constants which were not measured for it.
         workload: What was run, with everything found out filled in; None for functions.
@@ -54,25 +53,27 @@ class Predicted:
     flow: "FlowGraph"
     warnings: tuple[Warning, ...]
     inputs: tuple[TensorSpec, ...]
-    bytes: int
     kernel_us: Range
     uncalibrated_share: float
     workload: Workload | None = None
 
 
-def predict(workload: Workload, gpu: str = DEFAULT) -> Predicted:
+def predict(workload: Workload, gpu: str = DEFAULT, *, as_here: bool = False) -> Predicted:
     """Predict one step of a workload.
 
     Args:
         workload: As asked for, or as resolved; its device is not asked for.
         gpu: A name of the device table, ``h100``, in any case.
+        as_here: Where the code asks for a GPU, to choose its inputs say, it is told of those that are here: the
+            prediction is for what runs on this machine.
 
     Raises:
-        InputError: The GPU is not known, or the model runs neither on a stand-in for it nor on the CPU.
+        InputError: The GPU is not known, no GPU has the memory, or the model runs neither on a stand-in for it nor on
+            the CPU.
     """
     if workload.entry_kind == "live":
         raise InputError("A live model cannot be predicted.", "Pass a function that builds it to predict_model.")
-    return assembled(workload, _in_child(workload, named(gpu)), named(gpu))
+    return assembled(workload, _in_child(workload, named(gpu), as_here=as_here), named(gpu))
 
 
 def predict_model(
@@ -105,7 +106,7 @@ def predict_model(
 
 def assembled(source: "Workload | Factory", found: "Stream", gpu: Silicon) -> Predicted:
     """Put a stream on a time line and say what is to be known of it."""
-    from fusionadvisor.capture.predicted.assemble import Assembly, moved_bytes
+    from fusionadvisor.capture.predicted.assemble import Assembly
 
     assembly = Assembly(found, gpu)
     timeline = assembly.timeline("prediction", {"torch": found.torch})
@@ -117,7 +118,6 @@ def assembled(source: "Workload | Factory", found: "Stream", gpu: Silicon) -> Pr
         flow=found.flow,
         warnings=tuple(_warnings(source, found, gpu, uncalibrated / likely if likely else 0.0)),
         inputs=found.inputs,
-        bytes=moved_bytes(found),
         kernel_us=Range(sum(t.low_us for t in times), likely, sum(t.high_us for t in times)),
         uncalibrated_share=uncalibrated / likely if likely else 0.0,
         workload=found.workload,
@@ -155,23 +155,23 @@ def _shapes(specs: tuple[TensorSpec, ...]) -> str:
 # -- the child --------------------------------------------------------------------------------------------------
 
 
-def _in_child(source: "Workload | Factory", gpu: Silicon) -> "Stream":
+def _in_child(source: "Workload | Factory", gpu: Silicon, *, as_here: bool = False) -> "Stream":
     """Run in a fresh interpreter: the fake device cannot be undone, and changes what torch says of accelerators.
 
     Torch aborts the process in a few places where a fake tensor has no memory; a second process then takes the CPU.
     """
-    found = _attempt(source, gpu, "")
+    found = _attempt(source, gpu, "", as_here)
     if isinstance(found, str):
-        found = _attempt(source, gpu, found)
+        found = _attempt(source, gpu, found, as_here)
     if isinstance(found, str):
         raise InputError(f"The prediction failed: {found}.", "Check that the model runs here on the CPU.")
     return found
 
 
-def _attempt(source: "Workload | Factory", gpu: Silicon, crashed: str) -> "Stream | str":
+def _attempt(source: "Workload | Factory", gpu: Silicon, crashed: str, as_here: bool) -> "Stream | str":
     """What a child found, or how it died."""
     try:
-        job = pickle.dumps((source, gpu, crashed))
+        job = pickle.dumps(((source, gpu, crashed), {"as_here": as_here}))
     except (pickle.PicklingError, AttributeError) as error:
         raise InputError(
             f"The model cannot be predicted: {error}.", "Pass functions defined at the top of a module."
@@ -209,7 +209,8 @@ def child() -> None:
 
     result: object
     try:
-        result = stream(*pickle.load(sys.stdin.buffer))
+        arguments, options = pickle.load(sys.stdin.buffer)
+        result = stream(*arguments, **options)
     except FusionAdvisorError as error:
         result = error
     path = Path(sys.argv[1])

@@ -247,7 +247,7 @@ class Prediction:
     kernels: int
     groups: int
     bytes: int
-    """That all kernels together read and write."""
+    """That the ops of all kernels together read and write, as in the kernel table."""
     unfused_bytes: int | None
     syncs: int
     kernel_us: Range

@@ -178,6 +178,10 @@ DTYPES = (
 )  # fmt: skip
 
 
+DRAWS = 64
+"""How often inputs are drawn to fill a larger batch; from there on its rows repeat."""
+
+
 class Source(ABC):
     """Where inputs come from. ``devices`` says of those that stay on a device of their own, by name, on which."""
 
@@ -199,7 +203,7 @@ class Source(ABC):
             scalars = ", ".join(name for name, _ in drawn.tensors(names))
             found = f"{scalars} has no batch dimension" if scalars else "the model is called without tensors"
             raise InputError(f"The batch size cannot be changed: {found}.", "Leave --batch out.")
-        more = (self.draw(seed + 1000 * k, names) for k in range(1, -(-batch // own)))
+        more = (self.draw(seed + 1000 * k, names) for k in range(1, min(-(-batch // own), DRAWS)))
         return stack_to([drawn, *more], batch, names)
 
 
@@ -335,14 +339,18 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def stack_to(calls: Sequence[Call], size: int, names: Sequence[str]) -> Call:
-    """One call of batch ``size`` from the rows of several calls; what has no batch dimension is the first call's."""
+    """One call of batch ``size`` from the rows of several calls, repeated where they are too few.
+
+    What has no batch dimension is the first call's.
+    """
     common = batch_size(calls[0])
     others = [dict(call.tensors(names)) for call in calls]
 
     def change(name: str, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.dim() == 0 or tensor.shape[0] != common:
             return tensor
-        rows = torch.cat([other[name].detach() for other in others])[:size]
+        rows = torch.cat([other[name].detach() for other in others])
+        rows = torch.cat([rows] * -(-size // len(rows)))[:size] if len(rows) < size else rows[:size]
         return rows.requires_grad_(tensor.requires_grad)
 
     return calls[0].map(change, names)

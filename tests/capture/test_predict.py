@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -250,9 +251,64 @@ def test_same_versions_same_bytes() -> None:
         advice = run(Facts(predicted.timeline, predicted.flow))
         summary = summarise(predicted.timeline, advice.group_of_kernel, advice.bytes_of_kernel)
         findings = [to_dict(f) for f in advice.findings]
-        return json.dumps([to_dict(summary), findings, predicted.bytes, to_dict(predicted.kernel_us)])
+        return json.dumps([to_dict(summary), findings, to_dict(predicted.kernel_us)])
 
     assert text() == text()
+
+
+# -- batches that would not fit here -------------------------------------------------------------------------------
+
+BATCHES = """
+import torch
+from torch import nn
+
+def build_model():
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+
+def example_inputs():
+    return torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last)
+"""
+
+
+def test_a_batch_is_predicted_by_its_shape(tmp_path: Path) -> None:
+    """Its inputs would take 77 GB here."""
+    (tmp_path / "net.py").write_text(BATCHES)
+    predicted = predict(ask(str(tmp_path / "net.py"), batch=100_000_000, here=False), "h100")
+    (spec,) = predicted.inputs
+    assert (spec.shape, spec.layout) == ((100_000_000, 3, 8, 8), "channels_last")
+    assert predicted.kernel_us.low > 2 * 4 * 100_000_000 * 3 * 64 / 3350e3  # µs to read and write them once
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"batch": 10**14}, "A batch of 100,000,000,000,000 takes at least 100 TB, which no GPU has the memory for"),
+        ({"batch": 10**9}, r"The inputs \(input=float32\[1000000000,3,8,8\]\) take 768 GB, which no GPU"),
+        ({"batch": 200_000_000}, r"One tensor of the step, float32\[200000000,8,6,6\], takes 230 GB, which no GPU"),
+        ({"inputs": ["float32[300000000,3,16,16]"]}, "take 922 GB, which no GPU has the memory for"),
+    ],
+)
+def test_a_batch_that_no_gpu_holds_is_refused(tmp_path: Path, asked: dict[str, Any], said: str) -> None:
+    (tmp_path / "net.py").write_text(BATCHES)
+    with pytest.raises(InputError, match=said):
+        predict(ask(str(tmp_path / "net.py"), here=False, **asked), "h100")
+
+
+def test_a_batch_too_large_for_the_cpu_is_not_run_there(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(
+        BATCHES.replace("nn.ReLU()", "Numpy()").replace(
+            "def build",
+            """
+class Numpy(nn.Module):
+    def forward(self, x):
+        return torch.from_numpy(x.numpy() + 1)
+
+def build""",
+            1,
+        )
+    )
+    with pytest.raises(InputError, match=r"does not run on a stand-in .* are too large to run it on the CPU instead"):
+        predict(ask(str(tmp_path / "net.py"), batch=1_000_000, here=False), "h100")
 
 
 # -- models that would not fit here ----------------------------------------------------------------------------
@@ -291,9 +347,10 @@ def test_seven_billion_parameters_are_predicted_from_the_command_line(tmp_path: 
     assert used < 1e9  # the weights alone are 30 GB
     report = json.loads(out)
     assert report["predicted"]["kernels"] == 1 + 26
-    # of a layer's weight, bias, input and output in float32, of the embedding its indices and rows twice
+    # of a layer's weight, bias, input and output in float32; of the embedding its rows, and as much again for its table
+    # and indices, as of any gather, twice
     layer = 4 * (16384**2 + 16384 + 2 * 128 * 16384)
-    assert report["predicted"]["bytes"] == 26 * layer + 8 * 128 + 2 * 4 * 128 * 16384
+    assert report["predicted"]["bytes"] == 26 * layer + 3 * 4 * 128 * 16384
     assert report["workload"]["model"] == "Sequential"
     assert report["workload"]["inputs"][0]["shape"] == [2, 64]
     assert "no CUDA device here: runs on the CPU" not in report["workload"]["assumed"]

@@ -11,7 +11,7 @@ from torch import nn
 
 from fusionadvisor.errors import InputError
 from fusionadvisor.report.model import Workload
-from fusionadvisor.workload.inputs import Call, layout_of, parse_specs, redraw, tensors_in
+from fusionadvisor.workload.inputs import DRAWS, Call, layout_of, parse_specs, redraw, tensors_in
 from fusionadvisor.workload.program import Program, live
 from fusionadvisor.workload.source import find_source
 from fusionadvisor.workload.target import Target
@@ -43,6 +43,21 @@ def test_a_call_keeps_structure_and_names_every_tensor() -> None:
     assert (pair.right.n, doubled.kwargs["n"]) == (3, 7)
     assert torch.equal(pair.right.h, torch.ones(2))
     assert torch.equal(call.kwargs["x"][0].right.h, torch.zeros(2))
+
+
+def test_a_large_batch_is_drawn_a_few_times_and_repeats() -> None:
+    drawn: list[torch.Tensor] = []
+
+    def example_inputs() -> torch.Tensor:
+        drawn.append(torch.randn(2, 3))
+        return drawn[-1]
+
+    call = live(Takes(), example_inputs).call(batch=1001)
+    (rows,) = call.args
+    assert rows.shape == (1001, 3)
+    assert len(rows.unique(dim=0)) == 2 * DRAWS
+    assert torch.equal(rows[2 * DRAWS : 4 * DRAWS], rows[: 2 * DRAWS])
+    assert len(drawn) < 3 * DRAWS
 
 
 def test_positional_tensors_take_the_forwards_names() -> None:

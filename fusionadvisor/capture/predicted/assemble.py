@@ -156,8 +156,3 @@ def _table(rows: _Rows, columns: dict[str, str]) -> "pd.DataFrame":
     return pd.DataFrame({
         name: pd.Series([row[name] for row in rows], dtype=kind) for name, kind in columns.items()
     })  # fmt: skip
-
-
-def moved_bytes(stream: Stream) -> int:
-    """Bytes that all kernels together read and write."""
-    return sum(w.bytes for _, work in stream.work for w in work)

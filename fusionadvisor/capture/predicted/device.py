@@ -74,17 +74,23 @@ _CUDA_KERNELS: dict[str, Callable[..., Any]] = {
 
 
 class Session:
-    """What is alive while a model is built and run on the fake device."""
+    """What is alive while a model is built and run on the fake device.
 
-    def __init__(self, gpu: Silicon) -> None:
+    Args:
+        gpu: What the device is.
+        as_here: The code that builds the model and its inputs is not told of it.
+    """
+
+    def __init__(self, gpu: Silicon, *, as_here: bool = False) -> None:
         self.gpu = gpu
+        self.as_here = as_here
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
         self.known = Known(self.fake)
 
     @contextmanager
     def on_cpu(self) -> Iterator[None]:
         """Build without memory: tensors are fake, small constants are followed."""
-        with self.pretence(), self.fake, self.known:
+        with self.building(), self.fake, self.known:
             yield
 
     @contextmanager
@@ -98,6 +104,12 @@ class Session:
             chosen,
             mock.patch.object(F, _ATTENTION.__name__, chosen.attention),
         ):
+            yield
+
+    @contextmanager
+    def building(self) -> Iterator[None]:
+        """Have torch answer the code that builds as it is to answer; modules can be moved."""
+        with mock.patch.object(nn.Module, "_apply", _apply) if self.as_here else self.pretence():
             yield
 
     @contextmanager

@@ -2,7 +2,7 @@
 
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.optim import Optimizer
 
@@ -24,12 +25,16 @@ from fusionadvisor.flow.record import record
 from fusionadvisor.report.model import Mode, TensorSpec, Workload
 from fusionadvisor.units import size_bytes
 from fusionadvisor.workload import program
-from fusionadvisor.workload.inputs import Call
+from fusionadvisor.workload.inputs import Call, Given, batch_size, layout_of
 from fusionadvisor.workload.program import Program
 from fusionadvisor.workload.usercode import about_inputs
 
 LARGEST_ON_CPU = 4_000_000_000
 """Bytes of weights up to which a model that cannot run without memory is built for real."""
+LARGEST_DRAWN = 1 << 24
+"""Elements of all inputs up to which they are drawn, as a model may ask what they hold; others are shapes alone."""
+LARGEST_ON_GPU = 192_000_000_000
+"""Bytes of memory of the largest GPU in the table (NVIDIA Blackwell datasheet, B200, 2024)."""
 
 
 @dataclass(frozen=True)
@@ -77,22 +82,24 @@ class _Built:
     said: tuple[str, ...] = ()
 
 
-def stream(source: Workload | Factory, gpu: Silicon, crashed: str = "") -> Stream:
+def stream(source: Workload | Factory, gpu: Silicon, crashed: str = "", *, as_here: bool = False) -> Stream:
     """Run once and look every op up.
 
     Args:
         source: What to run.
         gpu: What to predict for.
         crashed: How an earlier process ended that tried it on the fake device; empty tries it there.
+        as_here: Build the model and its inputs as they are without that GPU, where the code asks for one.
 
     Raises:
-        InputError: The model cannot be built, or runs neither on the fake device nor on the CPU.
+        InputError: The model cannot be built, or runs neither on the fake device nor on the CPU; or no GPU has the
+            memory for it.
     """
     torch.manual_seed(source.seed if isinstance(source, Workload) else 0)
     if crashed:
         return _on_cpu(source, gpu, crashed)
     device.register()
-    session = device.Session(gpu)
+    session = device.Session(gpu, as_here=as_here)
     built: _Built | None = None
     try:
         built = _built(source, session)
@@ -104,6 +111,7 @@ def stream(source: Workload | Factory, gpu: Silicon, crashed: str = "") -> Strea
             session.move(running.model)
             call = session.place_call(built.call, running.names, running.source.devices)
             flow = record(lambda: running.step(call, running.model), running.model, call)
+        _fits(flow)
     except FusionAdvisorError:
         raise
     except Exception as error:
@@ -130,14 +138,14 @@ def _too_large(built: _Built, error: Exception, size: int, gpu: Silicon) -> Inpu
 
 def _built(source: Workload | Factory, session: device.Session) -> _Built:
     """The program without memory for weights where its code allows it, with them where not; inputs are real."""
-    with session.pretence():
+    with session.building():
         try:
-            return _build(source, session.on_cpu())
+            return _build(source, session.on_cpu(), session.fake)
         except Exception as error:
             if isinstance(error, InputError) and error.__cause__ is None:
                 raise  # nothing that ran was to blame
             with _limited(source, error):
-                return _build(source, nullcontext())
+                return _build(source, nullcontext(), session.fake)
 
 
 @contextmanager
@@ -174,11 +182,11 @@ def _bytes_on_disk(path: Path) -> int:
     return sum(file.stat().st_size for file in files if file.is_file())
 
 
-def _build(source: Workload | Factory, where: AbstractContextManager[None]) -> _Built:
+def _build(source: Workload | Factory, where: AbstractContextManager[None], fake: FakeTensorMode) -> _Built:
     if isinstance(source, Workload):
         with where:
             made, said = program.opened(_for_gpu(source), place="cpu")
-        return _Built(made, made.call(), tuple(said))
+        return _Built(made, _inputs(made, fake), tuple(said))
     with where:
         model = source.model()
     made = program.live(model, source.inputs, mode=source.mode, device="cpu", step=source.step)
@@ -186,6 +194,62 @@ def _build(source: Workload | Factory, where: AbstractContextManager[None]) -> _
         made.training.make_optimizer = source.optimizer
     # its own device from here on: autocast asks for it
     return _Built(replace(made, workload=replace(made.workload, device="cuda"), place="cpu"), made.call())
+
+
+def _inputs(made: Program, fake: FakeTensorMode) -> Call:
+    """What the step is called with: as drawn where it is small, else fake tensors of the same shapes.
+
+    Raises:
+        InputError: No GPU has the memory for it.
+    """
+    sketch = _sketch(made, fake)
+    held = [tensor for _, tensor in sketch.tensors()]
+    if (size := sum(t.numel() * t.element_size() for t in held)) > LARGEST_ON_GPU:
+        raise _fits_nowhere(f"The inputs ({_shapes(made.specs(sketch))}) take {size_bytes(size)}")
+    return made.call() if sum(t.numel() for t in held) <= LARGEST_DRAWN else sketch
+
+
+def _sketch(made: Program, fake: FakeTensorMode) -> Call:
+    """The inputs without memory; those of the user's own code are drawn at their own batch size."""
+    batch = made.workload.batch
+    if batch and batch > LARGEST_ON_GPU:
+        raise _fits_nowhere(f"A batch of {batch:,} takes at least {size_bytes(batch)}")
+    if not isinstance(made.source, Given):
+        with fake:
+            return made.call()
+    own = replace(made, workload=replace(made.workload, batch=None)).call()
+    rows = batch_size(own)
+    if not batch or not rows:
+        return own
+
+    def resized(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.dim() == 0 or tensor.shape[0] != rows:
+            return tensor
+        layout = layout_of(tensor)
+        kept = getattr(torch, layout) if layout.startswith("channels_last") else torch.contiguous_format
+        with fake:
+            fresh = tensor.new_empty((batch, *tensor.shape[1:])).contiguous(memory_format=kept)
+        return fresh.requires_grad_(tensor.requires_grad)
+
+    return own.map(resized, made.names)
+
+
+def _fits(flow: FlowGraph) -> None:
+    """Refuse a step with a tensor that is larger than any GPU's memory."""
+    largest = max(flow.values, key=lambda value: value.touched_bytes, default=None)
+    if largest is not None and largest.touched_bytes > LARGEST_ON_GPU:
+        shape = ",".join(map(str, largest.shape))
+        raise _fits_nowhere(
+            f"One tensor of the step, {largest.dtype}[{shape}], takes {size_bytes(largest.touched_bytes)}"
+        )
+
+
+def _fits_nowhere(what: str) -> InputError:
+    return InputError(f"{what}, which no GPU has the memory for.", "Use a smaller batch.")
+
+
+def _shapes(specs: Sequence[TensorSpec]) -> str:
+    return ", ".join(f"{s.name}={s.dtype}[{','.join(map(str, s.shape))}]" for s in specs)
 
 
 def _for_gpu(workload: Workload) -> Workload:
@@ -197,7 +261,13 @@ def _for_gpu(workload: Workload) -> Workload:
 
 def _on_cpu(source: Workload | Factory, gpu: Silicon, reason: str) -> Stream:
     """A real run on the CPU; its ops are taken for the GPU's."""
-    built = _build(source, nullcontext())
+    built = _build(source, nullcontext(), FakeTensorMode(allow_non_fake_inputs=True))
+    if any(isinstance(tensor, FakeTensor) for _, tensor in built.call.tensors()):
+        raise InputError(
+            f"The model does not run on a stand-in for {gpu.name} ({reason}), and its inputs "
+            f"({_shapes(built.program.specs(built.call))}) are too large to run it on the CPU instead.",
+            "Use a smaller batch.",
+        )
     running = replace(built.program, workload=replace(built.program.workload, device="cpu"))
     call = running.run_once()
     flow = record(lambda: running.step(call), running.model, call)
