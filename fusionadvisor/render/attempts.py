@@ -23,8 +23,10 @@ REFUSALS_SHOWN = 8
 CREDITS_SHOWN = 12
 INDENT = 5
 WORTH_SAYING_S = 0.5
-NARROW = 76
-"""Cells the whole table needs."""
+COLUMNS = (5, 14, 7, 11, 8, 21)
+"""Cells of number, strategy, sites, kernels, error and median; large counts take more. The gain stands last."""
+OPTIONAL = (4, 2, 3)
+"""Columns a narrow terminal does without, what matters least first."""
 TIGHT = 48
 """Cells the table needs that has only the columns that matter most."""
 
@@ -34,14 +36,15 @@ def attempts(sheet: Sheet, report: Report) -> None:
     sheet.gap()
     _headline(sheet, report)
     sheet.gap()
-    timed = any(map(labels.paired, report.attempts))
-    if timed:
-        words = f"{labels.kernel_word(report)}s"
-        gain = "speed-up" if sheet.width >= TIGHT else "gain"
-        _columns(sheet, ("", "strategy", "sites", words, "error", "before → after", gain))
+    gain = "speed-up" if sheet.width >= TIGHT else "gain"
+    head = ("", "strategy", "sites", f"{labels.kernel_word(report)}s", "error", "before → after", gain)
+    rows = [_cells(number, attempt) for number, attempt in enumerate(report.attempts, 1) if labels.paired(attempt)]
+    widths = _widths(sheet, (head, *rows))
+    if rows:
+        _row(sheet, widths, head)
     for number, attempt in enumerate(report.attempts, 1):
-        _attempt(sheet, report, number, attempt)
-    if timed:
+        _attempt(sheet, report, number, attempt, widths)
+    if rows:
         sheet.say(labels.PAIRED, style="dim", indent=INDENT, lead=[" " * INDENT])
     _path(sheet, report)
     _findings(sheet, report)
@@ -72,30 +75,44 @@ def _agreement(found: Verification) -> str:
     return "outputs agree exactly" if found.max_error == 0 else f"outputs agree (largest error {found.max_error:.2g})"
 
 
-def _columns(sheet: Sheet, cells: Sequence[str], *, style: str = "dim", last: str = "dim") -> None:
-    """Add a row of the table; a narrow terminal does without the columns that matter least."""
-    number, name, sites, kernels, error, median, gain = cells
-    row = [sheet.cell(sites, 7), sheet.cell(kernels, 11), sheet.cell(error, 8)] if sheet.width >= NARROW else []
-    first, middle = (f"  {sheet.cell(number, 3)}", 21) if sheet.width >= TIGHT else ("  ", 17)
-    sheet.add(first, (sheet.cell(name, 14), style), *row, sheet.cell(median, middle), (gain, last))
+def _cells(number: int, attempt: Attempt) -> tuple[str, ...]:
+    """A row of the table, a text a column."""
+    looked, check, counts = attempt.sites.matched, attempt.verification, attempt.kernels
+    return (
+        f"  {number}",
+        attempt.strategy,
+        f"{attempt.sites.applied}/{looked}" if looked else "",
+        f"{counts.before} → {counts.after}" if counts else "",
+        labels.ratio(check.rmse_ratio) if check and check.rmse_ratio is not None else "",
+        labels.paired(attempt),
+        labels.ratio(attempt.speedup.median) if attempt.speedup else "",
+    )
 
 
-def _attempt(sheet: Sheet, report: Report, number: int, attempt: Attempt) -> None:
+def _widths(sheet: Sheet, table: Sequence[Sequence[str]]) -> dict[int, int]:
+    """The cells of each column that is shown; a long name is shortened rather than a column left out."""
+    if sheet.width < TIGHT:
+        return {1: 14, 5: 18}
+    longest = [max(sheet.size(row[at]) for row in table) for at in range(len(table[0]))]
+    widths = {at: least if at == 1 else max(least, longest[at] + 2) for at, least in enumerate(COLUMNS)}
+    for at in OPTIONAL:
+        if sum(widths.values()) + longest[-1] > sheet.width:
+            del widths[at]
+    return widths
+
+
+def _row(sheet: Sheet, widths: dict[int, int], cells: Sequence[str], *, style: str = "dim", last: str = "dim") -> None:
+    """Add a row of the table."""
+    indent = "" if 0 in widths else "  "
+    shown = [(f"{sheet.cell(cells[at], width - 1)} ", style if at == 1 else "") for at, width in widths.items()]
+    sheet.add(indent, *shown, (cells[-1], last))
+
+
+def _attempt(sheet: Sheet, report: Report, number: int, attempt: Attempt, widths: dict[int, int]) -> None:
     words = labels.outcome(report, attempt)
     style = STYLES[attempt.outcome]
-    if times := labels.paired(attempt):
-        looked = attempt.sites.matched
-        check, counts = attempt.verification, attempt.kernels
-        cells = (
-            str(number),
-            attempt.strategy,
-            f"{attempt.sites.applied}/{looked}" if looked else "",
-            f"{counts.before} → {counts.after}" if counts else "",
-            labels.ratio(check.rmse_ratio) if check and check.rmse_ratio is not None else "",
-            times,
-            labels.ratio(attempt.speedup.median) if attempt.speedup else "",
-        )
-        _columns(sheet, cells, style="bold", last=style)
+    if labels.paired(attempt):
+        _row(sheet, widths, _cells(number, attempt), style="bold", last=style)
         sheet.say(f"{words}. {attempt.reason}" if attempt.reason else words, style=style, indent=INDENT)
         _interval(sheet, attempt)
     else:

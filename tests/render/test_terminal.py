@@ -13,8 +13,31 @@ from rich.console import Console
 from fusionadvisor.catalog import STRATEGIES
 from fusionadvisor.render import html, labels, markdown, terminal
 from fusionadvisor.render.terminal import compose, next_commands, render
-from fusionadvisor.report.model import Attempt, Hunt, NearMiss, Passed, Refusal, Report, Sites, Speedup, Timing
-from tests.render.samples import ALL, APPLY, CHAIN, CPU_PROFILE, FOLD, FOLDED, PREDICTED, PROFILE, TRACE, bound
+from fusionadvisor.report.model import (
+    Attempt,
+    Hunt,
+    KernelCount,
+    NearMiss,
+    Passed,
+    Refusal,
+    Report,
+    Sites,
+    Speedup,
+    Timing,
+)
+from tests.render.samples import (
+    ALL,
+    APPLY,
+    CHAIN,
+    COMPILED,
+    CPU_PROFILE,
+    FOLD,
+    FOLDED,
+    PREDICTED,
+    PROFILE,
+    TRACE,
+    bound,
+)
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 HOSTILE = "evil\x1b[31m\x1b]0;title\x07\u202egnp.exe\u2028next\r\n[bold]x[/bold]\x00"
@@ -309,3 +332,19 @@ def test_sites_refused_are_among_those_looked_at_and_a_note_is_said_once() -> No
     assert said.count(note) == 1
     assert "Another." in said
     assert "1/2" in html.compose(replace(APPLY, attempts=(attempt,)))
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100])
+@pytest.mark.parametrize("ascii_only", [False, True])
+def test_columns_of_large_counts_do_not_run_together(width: int, ascii_only: bool) -> None:
+    large = replace(
+        COMPILED, strategy="a_strategy_of_another_package", sites=Sites(matched=1200, applied=1100),
+        kernels=KernelCount(103_345, 103_343), before=Timing(1234.5, (1234.0, 1235.0)),
+    )  # fmt: skip
+    lines = text(replace(APPLY, attempts=(large, FOLDED)), width, ascii_only=ascii_only).splitlines()
+    row = next(line for line in lines if "a_strateg" in line and "1.66" in line)
+    assert len(row) <= width
+    assert re.search(r"\s1\.66(×|x|\\xd7)$", row)
+    (head,) = (line for line in lines if "strategy" in line and "before" in line)
+    counts = re.search(r"\s1100/1200\s+103345 (→|->) 103343\s", row)
+    assert bool(counts) == ("kernels" in head) == (width >= 80)
