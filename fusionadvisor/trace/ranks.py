@@ -75,7 +75,7 @@ def load_ranks(source: str | Path | Sequence[str | Path]) -> Ranks:
     """Read the traces of one job: a directory, a zip, or a list of files; one file a rank.
 
     The rank is what the trace states, else the number in ``rank3`` in its name, else its place in order of name.
-    Several that all lack GPU events are of a job on CPUs.
+    Several that all lack GPU events are of a job on CPUs where each says, or its name does, which rank it is.
 
     Raises:
         InputError: If none of them is a trace, or a single one holds no GPU events.
@@ -103,7 +103,10 @@ def _read(source: str | Path | Sequence[str | Path], *, stand_ins: bool) -> Rank
         except InputError as error:
             skipped.append(error.what)
             continue
-        rank = _rank(timeline, name, taken=found)
+        stated = _stated_rank(timeline, name, taken=found)
+        if stated is None and stand_ins:  # more likely recorded without ProfilerActivity.CUDA than of a job on CPUs
+            continue
+        rank = max(found, default=-1) + 1 if stated is None else stated
         found[rank], opened[rank] = _summary(timeline, raw, rank, name), opener
     return Ranks(tuple(found[rank] for rank in sorted(found)), tuple(skipped), opened, stand_ins)
 
@@ -144,12 +147,12 @@ def _open_member(path: Path, member: str) -> Container:
     return unpacked(Path(member).name, zipfile.ZipFile(file).open(member), close=file.close)  # type: ignore[arg-type]
 
 
-def _rank(timeline: Timeline, name: str, taken: dict[int, RankSummary]) -> int:
+def _stated_rank(timeline: Timeline, name: str, taken: dict[int, RankSummary]) -> int | None:
     named = _RANK.search(name)
     for rank in (timeline.rank, int(named[1]) if named else None):
         if rank is not None and rank not in taken:
             return rank
-    return max(taken, default=-1) + 1
+    return None
 
 
 def _summary(timeline: Timeline, raw: RawTrace, rank: int, name: str) -> RankSummary:

@@ -80,6 +80,13 @@ def test_ranks_without_gpus_are_told_by_their_ops_and_gloos_own_threads(tmp_path
         load_ranks(tmp_path)  # a single one was more likely recorded without ProfilerActivity.CUDA
 
 
+def test_traces_without_gpu_events_that_are_no_ranks_are_refused_as_one_alone_is(tmp_path: Path) -> None:
+    for name in ("one.json", "copy.json"):
+        (tmp_path / name).write_bytes(text(cpu_rank(110.0)))
+    with pytest.raises(InputError, match=r"holds no trace with GPU events\. .*holds no GPU events"):
+        load_ranks(tmp_path)
+
+
 def test_a_rank_without_gpu_events_is_left_out_among_others(job: Path) -> None:
     (job / "job_rank3.json").write_bytes(text(cpu_rank(110.0)))
     ranks = load_ranks(job)
