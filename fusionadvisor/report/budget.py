@@ -6,6 +6,7 @@ Counts are compared exactly, times only where both were measured alike, and then
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 from fusionadvisor.errors import InputError
@@ -150,7 +151,7 @@ def check(
             for f in comparison.figures
             if _better(f) and _fused(f.name, comparison)
         ),
-        notes=(*comparison.notes, *_unknown(comparison), *_unjudged(comparison)),
+        notes=(*_targets(baseline, report), *comparison.notes, *_unknown(comparison), *_unjudged(comparison)),
         same=canonical(baseline) == canonical(report),
         comparison=comparison,
     )
@@ -182,6 +183,15 @@ def _inputs(baseline: Report, report: Report) -> list[Breach]:
         for what, then, now in diff.workload_changes(baseline, report)
         if what != "Model"
     ]
+
+
+def _targets(baseline: Report, report: Report) -> list[str]:
+    """Say where the two are of different models, whatever their classes are called."""
+    then, now = (
+        f"{Path(work.target).name}:{work.entry}" if (work := r.workload) and work.target else ""
+        for r in (baseline, report)
+    )
+    return [f"The baseline is of another target: {then} → {now}."] if then and now and then != now else []
 
 
 def _worse(comparison: Comparison) -> list[Breach]:
@@ -226,8 +236,9 @@ def _slower(comparison: Comparison, tolerance: float) -> list[Breach]:
     if time is None or time.verdict != "slower" or time.ci95 is None or time.ci95[0] <= 1 + tolerance:
         return []
     slower, low, high = map(wording.percent_change, (time.ratio, *time.ci95))
+    between = f" (95 %: {low} to {high})" if low != high else ""
     limit, now = f"at most {time.before_us:,.6g} + {tolerance:.0%}", f"{time.after_us:,.6g}"
-    return [Breach(f"{time.what} (µs)", limit, f"{now}, {slower} (95 %: {low} to {high})", "baseline")]
+    return [Breach(f"{time.what} (µs)", limit, f"{now}, {slower}{between}", "baseline")]
 
 
 def _unknown(comparison: Comparison) -> list[str]:

@@ -158,6 +158,21 @@ def test_time_fails_only_beyond_interval_and_tolerance(
     assert [b.what for b in found.breaches] == (["latency (µs)"] if fails else [])
 
 
+def test_a_baseline_of_another_model_is_said() -> None:
+    one, other = (replace(EAGER, workload=Workload(f"/a/{name}.py", "build_model", model="Net")) for name in "bc")
+    note = "The baseline is of another target: b.py:build_model → c.py:build_model."
+    assert note in check(other, baseline=one).notes
+    moved = replace(one, workload=Workload("/elsewhere/b.py", "build_model", model="Net"))
+    assert check(moved, baseline=one).notes == check(one, baseline=one).notes
+
+
+def test_an_interval_without_width_is_left_out() -> None:
+    """Predicted times are exact numbers."""
+    before, after = (made(*norm(0), replace(K("a", "t"), us=us), basis="predicted") for us in (10.0, 30.0))
+    (breach,) = check(after, baseline=before).breaches
+    assert breach.found == "70, +40 %"
+
+
 def test_other_inputs_fail() -> None:
     before, after = (Workload("b.py", inputs=(TensorSpec("x", (n,), "float32"),)) for n in (8, 4))
     (breach,) = check(replace(EAGER, workload=after), baseline=replace(EAGER, workload=before)).breaches
