@@ -47,11 +47,25 @@ def user_code(doing: str, hint: str = "") -> Iterator[None]:
 def what_happened(error: BaseException) -> str:
     """``model.py:31: ValueError: too many classes``: the last line of the user's own code, and the message."""
     place = _place(error)
-    message = first_line(error.msg if isinstance(error, SyntaxError) else str(error))
+    message = first_line(_telling(error.msg if isinstance(error, SyntaxError) else str(error)))
     if isinstance(error, SystemExit):
         message = f"it ended the program with exit code {error.code}"
         return f"{place}: {message}" if place else message
     return f"{place + ': ' if place else ''}{type(error).__name__}{': ' + message if message else ''}"
+
+
+TELLING = 60
+"""Characters from which a line of a message is taken to say what happened."""
+
+
+def _telling(message: str) -> str:
+    """The lines of a message as one, as many of them as it takes to say something."""
+    said = ""
+    for line in message.splitlines():
+        said = f"{said} {line.strip()}".strip()
+        if len(said) >= TELLING:
+            break
+    return said
 
 
 def first_line(message: str, limit: int | None = 240) -> str:
