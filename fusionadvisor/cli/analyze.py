@@ -40,7 +40,10 @@ def analyze(
     """Show what is unfused in a recorded trace; needs neither a GPU, nor the model, nor torch."""
     from fusionadvisor import advisor
     from fusionadvisor.cli.output import Output, working
+    from fusionadvisor.errors import InputError
 
+    if not all(trace.strip() for trace in traces):
+        raise InputError("The name of a trace is empty.", "Give a file, a folder, or - for standard input.")
     output = Output.checked(
         format, force=force, fail_on=fail_on, json=json, html=html, markdown=markdown, sarif=sarif, perfetto=perfetto,
         csv=csv,

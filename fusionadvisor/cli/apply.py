@@ -177,10 +177,11 @@ def _pass(names: Sequence[str], given: str | None) -> list[str]:
 def _strategies(given: str, offered: Sequence[str]) -> list[str]:
     """Return the names given; without any, the error names those that the last profile recommends."""
     from fusionadvisor import strategies
+    from fusionadvisor.cli.output import each_once
     from fusionadvisor.errors import InputError, did_you_mean
 
     known = {name.lower(): name for name in (*strategies.ids(), AUTO)}
-    names = list(dict.fromkeys(name.strip().lower() for name in given.split(",") if name.strip()))
+    names = each_once("--strategy", [name.strip().lower() for name in given.split(",") if name.strip()])
     if not names and offered:
         raise InputError(
             f"No strategy was named; the last profile recommends {', '.join(offered)}.",

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fusionadvisor.errors import InputError
 from fusionadvisor.report import codec
 
 if TYPE_CHECKING:
@@ -20,13 +19,12 @@ def report_or_trace(path: Path, say: Callable[[str], None]) -> "Report":
     Raises:
         InputError: If the file is neither.
     """
-    try:
-        with path.open("rb") as file:
+    from fusionadvisor.trace.container import open_file
+
+    head = b""
+    if not path.is_dir():  # as a folder of traces is
+        with open_file(path) as file:
             head = file.read(HEAD)
-    except IsADirectoryError:
-        head = b""  # a folder of traces
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}.") from None
     if head.lstrip().startswith(b"{") and b'"schema_version"' in head:
         return codec.read(path)
     from fusionadvisor import advisor

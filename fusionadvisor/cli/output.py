@@ -164,6 +164,15 @@ def warn(message: str) -> None:
     sys.stderr.write(f"warning: {clean(message)}\n")
 
 
+def each_once(option: str, given: Sequence[str]) -> list[str]:
+    """Return what was given, each once; a repeat is said to be dropped."""
+    kept = list(dict.fromkeys(given))
+    for item in kept:
+        if (count := given.count(item)) > 1:
+            warn(f"{option} names {item} {count} times; it is taken once.")
+    return kept
+
+
 def fail(error: FusionAdvisorError) -> int:
     """Print what went wrong and what to do, and return the exit code."""
     sys.stderr.write(f"error: {clean(error.what)}{'  ' if error.hint else ''}{clean(error.hint)}\n")

@@ -106,9 +106,10 @@ def profile(
 
 def _batches(given: str | None) -> list[int]:
     """Return the batch sizes asked for, each once."""
+    from fusionadvisor.cli.output import each_once
     from fusionadvisor.errors import InputError
 
     words = [word.strip() for word in given.split(",")] if given is not None else []
     if any(not word.isdecimal() or not int(word) for word in words):
         raise InputError(f"--batch '{given}' is no batch size.", "Write --batch 8, or --batch 1,8,64 for a table.")
-    return list(dict.fromkeys(map(int, words)))
+    return [int(size) for size in each_once("--batch", [str(int(word)) for word in words])]

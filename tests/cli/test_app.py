@@ -155,7 +155,7 @@ def test_apply_takes_the_last_profile_and_never_its_trust(cli: Cli, advisor: Adv
     assert advisor.asked[-1][2]["trust"] is True
     assert json.loads((tmp_path / ".fusion-advisor/last.json").read_text())["workload"]["trust"] is False
     advisor.report = APPLY
-    ran = cli("apply", "--strategy", "fuse_modules,fuse_modules, CudaGraph")
+    ran = cli("apply", "--strategy", "fuse_modules, CudaGraph")
     assert ran.code == 0
     assert ran.err.startswith("last profile: block.py:build_model\n")
     name, (workload, strategies), _ = advisor.asked[-1]

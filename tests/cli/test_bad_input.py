@@ -62,6 +62,9 @@ FILES = {
         ("apply missing.py --strategy fuse_modules", "missing.py does not exist."),
         ("analyze missing.json", "There is no file missing.json."),
         ("analyze empty.json", "empty.json is empty."),
+        ("compare empty.json nope.json", "empty.json is empty."),
+        ("compare nope.json empty.json", "There is no file nope.json.  Check the path."),
+        ("check nope.json --fail-on syncs>0", "There is no file nope.json.  Check the path."),
         ("analyze object.json", "has no list of traceEvents"),
         ("analyze text.json", "is not a trace"),
         ("analyze list.json", "list.json is neither a report nor a trace"),
@@ -89,3 +92,29 @@ def test_bad_input_is_one_line_and_exit_2(cli: Cli, tmp_path: Path, arguments: s
     assert ran.err.startswith("error: ")
     assert "Traceback" not in ran.err
     assert not (tmp_path / ".fusion-advisor").exists()
+
+
+def test_an_empty_name_is_no_folder(cli: Cli, tmp_path: Path) -> None:
+    ran = cli("analyze", "")
+    assert (ran.code, ran.err) == (
+        2, "error: The name of a trace is empty.  Give a file, a folder, or - for standard input.\n",
+    )  # fmt: skip
+
+
+def test_a_message_of_several_lines_is_one_sentence(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "raises.py").write_text(
+        "from torch import nn\n\ndef build_model():\n    raise ValueError('my own.\\nmy  second\\n\\nthird: "
+        + "x" * 300
+        + "')\n"
+    )
+    ran = cli("profile", "raises.py", "--gpu", "none")
+    assert ran.err.count("\n") == 1
+    assert "ValueError: my own. my  second third: xxx" in ran.err
+    assert len(ran.err) < 400
+
+
+def test_a_repeat_is_said_to_be_dropped(cli: Cli, tmp_path: Path) -> None:
+    ran = cli("profile", "nothere.py", "--batch", "1,01, 2")
+    assert ran.err.startswith("warning: --batch names 1 2 times; it is taken once.\nerror: ")
+    ran = cli("apply", "nothere.py", "--strategy", "fuse_modules,inplace,Fuse_Modules")
+    assert ran.err.startswith("warning: --strategy names fuse_modules 2 times; it is taken once.\nerror: ")

@@ -47,7 +47,7 @@ def test_other_forms(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("absent.json", None, "absent.json: No such file or directory."),
+        ("absent.json", None, "There is no file absent.json."),
         ("later.json", '{"schema_version": "2.0"}', "later.json has schema version 2.0; this program reads 1.x."),
         ("half.json", '{"schema_version": "1.0", "tool": {}}', "half.json is not a complete report"),
         ("torn.json", '{"schema_version": "1.0", ', "torn.json is not JSON"),
