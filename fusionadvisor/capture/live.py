@@ -223,8 +223,9 @@ def unlinked(count: int, kernels: int) -> tuple[Warning, ...]:
     return (
         Warning(
             "W21",
-            f"{count} of {kernels} kernels are not linked to the model: the profiled steps ran other ops than the "
-            "recorded one.",
+            f"{count} of {kernels} kernels are not linked to the model: their ops could not be matched in order with "
+            "those of the step whose data flow was recorded. Their modules and lines are not known, and no finding "
+            "that rests on data flow covers them.",
         ),
     )
 

@@ -8,6 +8,9 @@ from fusionadvisor.render import labels
 from fusionadvisor.report.model import Finding, Report
 from fusionadvisor.units import percent, plural
 
+MOST = 0.5
+"""A verdict that rests on less than this share of kernel time says so."""
+
 
 def of_step(report: Report) -> float:
     """One step in µs, which savings are a part of: the measured latency, else as recorded."""
@@ -63,7 +66,14 @@ def could_save(report: Report) -> float:
 
 
 def of_findings(report: Report) -> str:
-    """The verdict of a profile or an analysis."""
+    """The verdict of a profile or an analysis, and on how little it rests where most of the time cannot be judged."""
+    said, share = _of_findings(report), report.fusion.judged_share
+    if share >= MOST or not kernels(report):
+        return said
+    return f"{said}, judging by {percent(share)} of {labels.kernel_word(report)} time alone"
+
+
+def _of_findings(report: Report) -> str:
     if not kernels(report):
         return f"No {labels.kernel_word(report)}s were recorded: there is nothing to judge"
     if not report.findings:

@@ -281,6 +281,9 @@ class Fusion:
     """Share of kernel time launched from a graph."""
     launch_bound: LaunchBound = field(default_factory=lambda: LaunchBound(None))
     syncs: int = 0
+    judged_share: float = 1.0
+    """Share of kernel time in kernels of which it is known what op they are of, and where a model was recorded, which
+    recorded one; no finding that rests on data flow covers the rest."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -368,7 +368,17 @@ def _fusion(facts: Facts) -> Fusion:
             facts.idle,
         ),
         syncs=round(len(facts.timeline.syncs) / facts.steps),
+        judged_share=_judged_share(facts),
     )
+
+
+def _judged_share(facts: Facts) -> float:
+    kernels = facts.timeline.kernels
+    known = kernels["flow_op" if facts.proven else "op_id"].to_numpy() >= 0
+    known |= kernels["graph_id"].to_numpy() >= 0
+    inside = kernels["step"].to_numpy() >= 0
+    us = kernels["dur_ns"].to_numpy()
+    return float(us[known & inside].sum() / (us[inside].sum() or 1)) if inside.any() else 1.0
 
 
 def _said(facts: Facts) -> str:

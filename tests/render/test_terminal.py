@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from fusionadvisor.catalog import STRATEGIES
-from fusionadvisor.render import html, labels, markdown, terminal
+from fusionadvisor.render import html, labels, markdown, terminal, verdict
 from fusionadvisor.render.terminal import compose, next_commands, render
 from fusionadvisor.report.model import (
     Attempt,
@@ -348,3 +348,10 @@ def test_columns_of_large_counts_do_not_run_together(width: int, ascii_only: boo
     (head,) = (line for line in lines if "strategy" in line and "before" in line)
     counts = re.search(r"\s1100/1200\s+103345 (→|->) 103343\s", row)
     assert bool(counts) == ("kernels" in head) == (width >= 80)
+
+
+def test_a_verdict_on_little_of_the_time_says_so() -> None:
+    little = replace(PROFILE, fusion=replace(PROFILE.fusion, judged_share=0.02))
+    assert verdict.of_findings(little) == f"{verdict.of_findings(PROFILE)}, judging by 2 % of kernel time alone"
+    clean = replace(little, findings=())
+    assert verdict.of_findings(clean).endswith(" passed, judging by 2 % of kernel time alone")

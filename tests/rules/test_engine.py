@@ -337,3 +337,12 @@ def test_a_storm_on_the_cpu_says_what_a_graph_could_not_hold() -> None:
     (sync,) = (f for f in findings if f.rule == "FA302")
     assert sync.source
     assert any(f"at test_engine.py:{sync.source.line}." in s and "First FA302" in s for s in storm.evidence)
+
+
+def test_the_share_judged_is_of_the_ops_that_were_recorded() -> None:
+    made = live.of(_Readers(), torch.ones(64, 64))
+    assert engine.run(made).fusion.judged_share == 1.0
+    kernels = made.timeline.kernels
+    lost = kernels.assign(flow_op=[-1, *kernels["flow_op"][1:]], dur_ns=[90_000, 10_000])
+    advice = engine.run(replace(made, timeline=replace(made.timeline, kernels=lost)))
+    assert advice.fusion.judged_share == pytest.approx(0.1)
