@@ -15,6 +15,7 @@ from fusionadvisor.files import write_atomically
 from fusionadvisor.recipe import Recipe, Step
 from fusionadvisor.report.model import Speedup, Verification, Workload
 from fusionadvisor.strategies.base import Call
+from fusionadvisor.workload.usercode import what_happened
 
 _EXPORT_FAILURES = (RuntimeError, ValueError, TypeError, AssertionError, AttributeError, NotImplementedError)
 """What torch.export raises on a model it cannot capture; then there is no exported program, and no harm."""
@@ -31,11 +32,16 @@ def write(
     call: Call,
     speedup: Speedup | None,
     verification: Verification | None,
-) -> tuple[str, ...]:
-    """Write the artefacts, the loader and, last, the recipe that makes them count; return their paths."""
+) -> tuple[tuple[str, ...], str]:
+    """Write the artefacts, the loader and, last, the recipe that makes them count.
+
+    Returns:
+        Their paths, and in a sentence what is missing among them; empty where nothing is.
+    """
     recipe.make_folder(folder)
     artefacts = {}
-    for name, (what, content) in _artefacts(candidate, call, workload.mode == "inference").items():
+    contents, missing = _artefacts(candidate, call, workload.mode == "inference")
+    for name, (what, content) in contents.items():
         write_atomically(folder / name, content)
         artefacts[name] = what
     modules, code = recipe.fingerprint(original)
@@ -53,7 +59,7 @@ def write(
         artefacts=artefacts,
         keys=_keys(original, candidate) if "weights.pt" in artefacts else {},
     )
-    return (*recipe.save(folder, made), *(str(folder / name) for name in artefacts))
+    return (*recipe.save(folder, made), *(str(folder / name) for name in artefacts)), missing
 
 
 def load(path: Path, original: nn.Module, calls: tuple[Call, ...], run: Run, device: str) -> Verification:
@@ -79,29 +85,30 @@ def load(path: Path, original: nn.Module, calls: tuple[Call, ...], run: Run, dev
     return verification
 
 
-def _artefacts(candidate: nn.Module, call: Call, inference: bool) -> dict[str, tuple[str, bytes]]:
+def _artefacts(candidate: nn.Module, call: Call, inference: bool) -> tuple[dict[str, tuple[str, bytes]], str]:
+    """By name what each is and holds; and what is missing among them."""
     if isinstance(candidate, torch.jit.ScriptModule):
         buffer = io.BytesIO()
         torch.jit.save(candidate, buffer)
-        return {"model.ts": ("frozen TorchScript archive", buffer.getvalue())}
+        return {"model.ts": ("frozen TorchScript archive", buffer.getvalue())}, ""
     buffer = io.BytesIO()
     torch.save(candidate.state_dict(), buffer)
     found = {"weights.pt": ("state dict of the optimised model", buffer.getvalue())}
     compiled = any(module._compiled_call_impl is not None for module in candidate.modules())
     # an exported program holds no compiled code: loading it would run the ops one by one
-    if inference and not compiled and (exported := _exported(candidate, call)) is not None:
-        found["model.pt2"] = ("exported program for the verified shapes", exported)
-    return found
+    if inference and not compiled:
+        try:
+            found["model.pt2"] = ("exported program for the verified shapes", _exported(candidate, call))
+        except _EXPORT_FAILURES as error:
+            return found, f"There is no model.pt2: torch.export cannot capture the model ({what_happened(error)})."
+    return found, ""
 
 
-def _exported(candidate: nn.Module, call: Call) -> bytes | None:
+def _exported(candidate: nn.Module, call: Call) -> bytes:
     buffer = io.BytesIO()
-    try:
-        with torch.no_grad():
-            program = torch.export.export(candidate, call.args, dict(call.kwargs))
-        torch.export.save(program, buffer)
-    except _EXPORT_FAILURES:
-        return None
+    with torch.no_grad():
+        program = torch.export.export(candidate, call.args, dict(call.kwargs))
+    torch.export.save(program, buffer)
     return buffer.getvalue()
 
 

@@ -232,7 +232,7 @@ def _save(
     loaded = do(Job(workload, recipe=str(folder / recipe.FILE))) if written.done.files else written
     verification = loaded.done.verification
     if verification is not None and verification.verdict == "agrees":
-        return written.done.files, []
+        return written.done.files, [Warning("W-recipe", said) for said in (written.done.missing,) if said]
     for name in written.done.files:
         Path(name).unlink(missing_ok=True)
     reason = loaded.reason or loaded.done.failure or _reason(loaded.done)

@@ -81,6 +81,8 @@ class Done:
     """Why there is no more than this, in a sentence; ``refused`` where a strategy itself said no."""
     refused: bool = False
     files: tuple[str, ...] = ()
+    missing: str = ""
+    """What could not be saved with them, and why."""
     survey: tuple[Attempt, ...] = ()
     """For each strategy asked about: refused, no effect, or not tried yet with the modules it would change."""
 
@@ -119,12 +121,11 @@ def _perform(job: Job, program: Program, tell: Tell) -> Done:
         if job.save is not None:
             tell("saving")
             candidate, call = with_steps(program, job.kept), program.call()
-            return Done(
-                files=saving.write(
-                    Path(job.save), program.workload, job.kept, program.model, candidate, call,
-                    job.speedup, job.verification,
-                )
+            files, missing = saving.write(
+                Path(job.save), program.workload, job.kept, program.model, candidate, call,
+                job.speedup, job.verification,
             )  # fmt: skip
+            return Done(files=files, missing=missing)
         if job.step is not None:
             return _Trial(program, job, job.step, tell).run()
         if job.survey:

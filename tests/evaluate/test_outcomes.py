@@ -109,7 +109,7 @@ def test_recipe_round_trip_in_a_fresh_process(sample: str, tmp_path: Path) -> No
     assert tried.step.sites
     candidate = trial.with_steps(program, (tried.step,))
     call = program.call()
-    files = saving.write(tmp_path, workload, (tried.step,), program.model, candidate, call, None, None)
+    files, _ = saving.write(tmp_path, workload, (tried.step,), program.model, candidate, call, None, None)
     assert str(tmp_path / FILE) in files
     ended = worker.run(Job(workload, recipe=str(tmp_path / FILE)), Limits())
     assert ended.how == "done", ended.reason
