@@ -54,7 +54,7 @@ def written(folder: Path, model: nn.Module, name: str = "fuse_modules") -> tuple
     steps = kept(model, name)
     candidate = recipe.perform(_copy(model), steps, (Call((X,)),), device="cpu")
     workload = Workload("small.py", model=type(model).__name__, inputs=(spec_of("x", X),))
-    files = saving.write(
+    files, _ = saving.write(
         folder, workload, steps, model, candidate, Call((X,)),
         Speedup(1.25, (1.2, 1.3), (0.98, 1.02)), Verification("agrees", inputs=4),
     )  # fmt: skip
