@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from fusionadvisor.report import quantities, step
-from fusionadvisor.report.model import Basis, Report, Source, Workload
+from fusionadvisor.report.model import Basis, Finding, Report, Source, Workload
 from fusionadvisor.report.step import Place
 
 FusionEvent = Literal["gained", "lost", "new", "gone", "moved", "hidden"]
@@ -239,14 +239,16 @@ def _fusions(before: Report, after: Report, came: Rows, went: Rows) -> list[Fusi
     changes = _moved(less, more, before, after, known)
     graphed = [r.fusion.graphed_share for r in (before, after)]
     for place, count in less.items():
-        fused = _lives(place.module, known[1]) and _replaced(place.module, known[0], went)
-        event: FusionEvent = "gained" if fused else "gone"
+        fused = _replaced(place.module, known[0], went) or _kernels(before, place) & {
+            r for rows in went.values() for r in rows
+        }
+        event: FusionEvent = "gained" if fused and _lives(place.module, known[1]) else "gone"
         event = "hidden" if graphed[1] > graphed[0] + GRAPHED else event
-        changes.append(_change(event, place, count, before, went))
+        changes.append(_change(event, place, count, before, after, went))
     for place, count in more.items():
         event = "lost" if _lives(place.module, known[0]) and _replaced(place.module, known[0], went) else "new"
         event = "hidden" if graphed[0] > graphed[1] + GRAPHED else event
-        changes.append(_change(event, place, count, after, came))
+        changes.append(_change(event, place, count, after, before, came))
     order: tuple[FusionEvent, ...] = ("lost", "new", "gained", "gone", "moved", "hidden")
     return sorted(changes, key=lambda c: (order.index(c.event), c.rule, c.module))
 
@@ -257,15 +259,28 @@ def _replaced(module: str, known: frozenset[str], went: Rows) -> bool:
     return any(path == around or (around and path.startswith(f"{around}.")) for path in went)
 
 
-def _change(event: FusionEvent, place: Place, count: int, report: Report, only: Rows) -> FusionChange:
-    """A place that only one report has, or has more often: at the line of its kernels that only that one has."""
-    own = [f for f in report.findings if f.rule == place.rule and place.module in step.modules(f)]
-    kernels = {row for finding in own for row in finding.kernels}
-    rows = only.get(place.module, ())
+def _change(event: FusionEvent, place: Place, count: int, report: Report, other: Report, only: Rows) -> FusionChange:
+    """A place that only one report has, or has more often: at the line of its kernels that only that one has.
+
+    Where it has none, at the line of a finding of which the other has none.
+    """
+    own, rows = _findings(report, place), only.get(place.module, ())
+    kernels = _kernels(report, place)
     source = step.source_at(report, place.module, [row for row in rows if row in kernels] or rows)
-    return FusionChange(
-        event, place.rule, own[0].title if own else "", place.module, count, source or step.source_of(report, place)
-    )
+    stays = [f.source for f in _findings(other, place)]
+    lines = [f.source for f in own if f.source and step.module_path(f.module) == place.module]
+    source = source or next((line for line in lines if stays and line not in stays), None)
+    title = own[0].title if own else ""
+    return FusionChange(event, place.rule, title, place.module, count, source or step.source_of(report, place))
+
+
+def _findings(report: Report, place: Place) -> list[Finding]:
+    return [f for f in report.findings if f.rule == place.rule and place.module in step.modules(f)]
+
+
+def _kernels(report: Report, place: Place) -> set[int]:
+    """Rows of the kernels of a place, and of those it was found together with."""
+    return {row for finding in _findings(report, place) for row in finding.kernels}
 
 
 def _modules_of(report: Report) -> frozenset[str]:
@@ -298,7 +313,7 @@ def _moved(
             renamed = old.module not in known[1] and new.module not in known[0] and old.module and new.module
             same = old.rule == new.rule and titles[id(before), old.rule] == titles[id(after), new.rule]
             if same and renamed and left[old] == came[new] > 0 and known[0] and known[1]:
-                change = _change("moved", old, left[old], before, {})
+                change = _change("moved", old, left[old], before, after, {})
                 changes.append(replace(change, source=step.source_of(after, new), to=new.module))
                 left[old] = came[new] = 0
     left += Counter()  # drops what is zero
