@@ -136,6 +136,7 @@ def compare(name: str, steps: tuple[Step, ...], folder: Path) -> Plain:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 arms[peer] = make(copy.deepcopy(program.model), given)
+                _call(arms[peer], given)  # some fail only then
                 if reason := _wrong(program.model, arms[peer], draws):
                     told[peer] = f"wrong: {reason}"
                 elif peer == "jit.freeze" and (kind := type(_call(program.model, given))) not in _TRACEABLE:
