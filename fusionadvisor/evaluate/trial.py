@@ -21,6 +21,7 @@ from fusionadvisor.flow.record import record
 from fusionadvisor.recipe import Step
 from fusionadvisor.report.model import Attempt, Sites, Speedup, TimelineSummary, Timing, Verification, Workload
 from fusionadvisor.strategies.base import Call, Plan, Strategy, Subject
+from fusionadvisor.strategies.compile import itself
 from fusionadvisor.workload.inputs import batch_size
 from fusionadvisor.workload.program import Program
 from fusionadvisor.workload.usercode import one_line
@@ -107,9 +108,16 @@ def perform(job: Job, program: Program, tell: Tell) -> Done:
     except InputError:
         raise
     except Exception as error:  # noqa: BLE001 - the guard around one attempt
+        if _is_compilers(error):  # of a graph that was not asked for until then, as of another batch size
+            return Done(failure=itself(error), refused=True)
         lines = str(error).strip().splitlines()
         said = f": {lines[0]}" if lines else ""
         return Done(failure=f"{type(error).__name__} while {stage}{said}")
+
+
+def _is_compilers(error: Exception) -> bool:
+    """Whether it is torch's compiler that raised it."""
+    return any(kind.__module__.startswith("torch._dynamo") for kind in type(error).__mro__)
 
 
 def _perform(job: Job, program: Program, tell: Tell) -> Done:

@@ -118,7 +118,7 @@ class Compile(Strategy):
         try:
             survey = _survey(subject, paths, DYNAMIC[self.dynamic])
         except (TorchDynamoException, *_FAILURES) as error:
-            return Plan(blocker=_itself(error))
+            return Plan(blocker=itself(error))
         if not survey.graphs:
             return Plan(
                 refused=(survey.failure or Refusal("the model", "No op of it could be captured."),), graph_breaks=0
@@ -154,7 +154,7 @@ class Compile(Strategy):
         try:
             run()
         except (TorchDynamoException, *_FAILURES) as error:
-            raise StrategyError(_itself(error)) from error
+            raise StrategyError(itself(error)) from error
         kernels, nodes, cached = (now - then for now, then in zip(state(), before, strict=True))
         notes = [f"Inductor counts {plural(nodes, 'node')} before fusion and {plural(kernels, 'generated kernel')}."]
         if cached:
@@ -188,7 +188,7 @@ _FAILURES = (AssertionError, AttributeError, KeyError, NotImplementedError, Runt
 """What torch's compiler also raises, on a model that has just run without it."""
 
 
-def _itself(error: Exception) -> str:
+def itself(error: Exception) -> str:
     """Say that it is torch that fails, in its own words."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     said = " ".join(lines[:2] if lines[0].endswith(":") else lines[:1])

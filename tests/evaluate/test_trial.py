@@ -132,6 +132,22 @@ def test_a_model_that_does_not_repeat_itself_is_not_the_strategys_fault(tmp_path
     assert made.reason.startswith("The model returns something else when it is called again with the same inputs")
 
 
+def test_what_torchs_compiler_fails_at_later_is_a_refusal_in_its_words(
+    tiny: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first call compiles; verification asks for another batch size, and that one may fail."""
+    from torch._dynamo.exc import Unsupported
+
+    def fails(*_: object) -> None:
+        raise Unsupported("no lowering for aten::mystery")
+
+    workload = resolve(tiny)
+    monkeypatch.setattr(trial, "_verify", fails)
+    (made,) = attempt(workload, ["fuse_modules"], program=build(workload), budget_s=0).attempts
+    assert made.outcome == "refused"
+    assert made.reason.startswith("torch.compile itself fails on this model: no lowering for aten::mystery.")
+
+
 def test_a_recipe_that_cannot_be_verified_does_not_stay(tmp_path: Path) -> None:
     file = tmp_path / "nan.py"
     file.write_text(NOT_A_NUMBER)
