@@ -47,6 +47,8 @@ BEHIND = {
     "mobilevit": "compiling it afresh takes more than the half minute that a search of 120 s has left for each of "
     "its two attempts, on the blocks and on the whole; it ends both, names them as not reached, and says that a "
     "longer budget gives them more",
+    "gptj": "compile is refused, as at a batch of one torch 2.13's compiler itself fails on it (its pattern for "
+    "attention hands a tensor to a parameter that takes a number); the peer is not called with a batch of one here",
 }
 """Why the search ends behind a peer, where that was looked into."""
 MODEL_S = 600.0
