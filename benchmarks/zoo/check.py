@@ -63,13 +63,13 @@ def steps_agree(
     An optimizer that divides by a gradient's size makes whole steps of one that should vanish, and what comes after is
     that of another model. So where the first step agrees and a later one does not, the same two in float64 decide.
     """
-    doubled = [_double(model) for model in (original, candidate)]
-    pairs = _steps(original, candidate, copy.deepcopy(doubled[0]), step, inputs, seeds)
+    own, rewritten = _double(original), _double(candidate)
+    pairs = _steps(original, candidate, copy.deepcopy(own), step, inputs, seeds)
     found = _worst(pairs)
     if not found.wrong or _worst(pairs[:1]).wrong:
         return found
     try:
-        wide = _worst(_steps(*doubled, None, lambda model, given: step(model, _wide(given)), inputs, seeds))
+        wide = _worst(_steps(own, rewritten, None, lambda model, given: step(model, _wide(given)), inputs, seeds))
     except RuntimeError:  # a float32 constant in the model
         return found
     return found if wide.wrong or wide.candidate > EXACTLY else replace(found, wrong="")

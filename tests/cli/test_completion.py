@@ -51,7 +51,7 @@ def offered(home: Path, line: str) -> list[str]:
 
 def test_the_parameters_read_from_the_source_are_those_the_strategies_take() -> None:
     for entry in STRATEGIES:
-        kind = type(strategies.get(entry.id))
+        kind: type = type(strategies.get(entry.id))
         taken = fields(kind) if is_dataclass(kind) else ()
         assert parameters(entry.id) == tuple(field.name for field in taken), entry.id
 

@@ -26,7 +26,8 @@ class Block(nn.Module):
         a = torch.softmax(q @ k.transpose(-2, -1) / math.sqrt(4), dim=-1) @ v
         h = self.o(a.transpose(1, 2).reshape(x.shape))
         h = 0.5 * h * (1 + torch.erf(h / math.sqrt(2.0)))
-        return h + h if twice else h
+        out: Tensor = h + h if twice else h
+        return out
 
 
 class Summed(nn.Module):
@@ -37,7 +38,7 @@ class Summed(nn.Module):
         self.a, self.b = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.a(x) + self.b(x)
+        h: Tensor = self.a(x) + self.b(x)
         return 0.5 * h * (1 + torch.erf(h / math.sqrt(2.0)))
 
 

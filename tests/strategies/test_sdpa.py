@@ -120,7 +120,7 @@ class Halves(Attention):
     """Attends in pieces of two: how many there are follows from the length of the input."""
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Any:
-        return torch.cat([super(Halves, self).attend(part, k, v) for part in q.split(2, dim=2)], dim=2)
+        return torch.cat([super(Halves, self).attend(part, k, v) for part in torch.split(q, 2, dim=2)], dim=2)
 
 
 class Wrapped(nn.Module):
