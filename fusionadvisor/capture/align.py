@@ -3,13 +3,13 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from difflib import SequenceMatcher
 from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
+from fusionadvisor import sequences
 from fusionadvisor.flow.graph import FlowGraph, Frame
 from fusionadvisor.trace.standin import rearranges
 from fusionadvisor.trace.timeline import Timeline
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 
 _SAME = {"aten::_index_put_impl": "aten::index_put"}
 """Ops that backward formulas call in place of others where no dispatch mode is active."""
-
-LONGEST_DIFF = 2000
-"""Ops in a stretch that does not match one to one, beyond which it is left unlinked: the diff takes quadratic time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +45,7 @@ def align(timeline: Timeline, flow: FlowGraph) -> Alignment:
     for step in timeline.steps:
         low, high = np.searchsorted(starts[order], [step.start_ns, step.end_ns])
         rows = _outermost(order[low:high].tolist(), parent.tolist(), op_names, known)
-        for theirs, ours in _matches([op_names[row] for row in rows], names):
+        for theirs, ours in sequences.align([op_names[row] for row in rows], names).pairs:
             flow_of_op[rows[theirs]] = wanted[ours]
     place_of_op = _spread(flow_of_op, parent, order, flow)
     op_id = timeline.kernels["op_id"].to_numpy()
@@ -107,22 +104,6 @@ def _outermost(rows: Sequence[int], parent: Sequence[int], names: Sequence[str],
             inside.add(row)
             found.append(row)
     return found
-
-
-def _matches(theirs: Sequence[str], ours: Sequence[str]) -> list[tuple[int, int]]:
-    """Pairs of positions that correspond: one to one where the sequences are equal, else by the longest common runs."""
-    front = 0
-    while front < min(len(theirs), len(ours)) and theirs[front] == ours[front]:
-        front += 1
-    back = 0
-    while back < min(len(theirs), len(ours)) - front and theirs[-1 - back] == ours[-1 - back]:
-        back += 1
-    pairs = [(i, i) for i in range(front)]
-    middle = theirs[front : len(theirs) - back], ours[front : len(ours) - back]
-    if all(middle) and max(map(len, middle)) <= LONGEST_DIFF:
-        for a, b, size in SequenceMatcher(None, *middle, autojunk=False).get_matching_blocks():
-            pairs += [(front + a + k, front + b + k) for k in range(size)]
-    return pairs + [(len(theirs) - 1 - i, len(ours) - 1 - i) for i in reversed(range(back))]
 
 
 def _taken(values: "npt.NDArray[np.int64]", rows: "npt.NDArray[np.int64]") -> "npt.NDArray[np.int64]":

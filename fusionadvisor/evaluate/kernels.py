@@ -3,14 +3,13 @@
 import tempfile
 from collections import Counter
 from collections.abc import Callable
-from difflib import SequenceMatcher
 from pathlib import Path
 
 import torch
 from torch import nn
 from torch.profiler import ProfilerActivity
 
-from fusionadvisor import trace
+from fusionadvisor import sequences, trace
 from fusionadvisor.analysis.facts import Facts
 from fusionadvisor.analysis.summary import summarise
 from fusionadvisor.capture import generated
@@ -20,11 +19,6 @@ from fusionadvisor.flow.record import record
 from fusionadvisor.report.model import KernelCount, TimelineSummary, Timing
 from fusionadvisor.rules import engine
 from fusionadvisor.workload.program import Program
-
-
-def count(run: Callable[[], object], device: str) -> Counter[str]:
-    """Count the kernels of one call by the op that launched them; see :func:`names`."""
-    return Counter(names(run, device))
 
 
 def names(run: Callable[[], object], device: str) -> list[str]:
@@ -57,19 +51,12 @@ def difference(before: list[str], after: list[str], original: list[str]) -> Kern
     return KernelCount(len(before), len(after), *counts, *((len(original), went) if went is not None else ()))
 
 
-ALIGNED = 2_000
-"""Kernels up to which two steps are aligned, where they differ: that takes the square of it."""
-
-
 def _went(original: list[str], after: list[str]) -> tuple[int, ...] | None:
-    """The places of the ops that are not in ``after``; None where there are too many to tell."""
-    a, b = ([name.removesuffix("_") for name in names] for names in (original, after))  # in place or not is one op
-    front = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-    a, b = a[front:], b[front:]
-    if max(len(a), len(b)) > ALIGNED:
-        return None
-    codes = SequenceMatcher(None, a, b, autojunk=False).get_opcodes()
-    return tuple(front + i for kind, low, high, _, _ in codes if kind != "equal" for i in range(low, high))
+    """The places of the ops that are not in ``after``; None where the two cannot be aligned."""
+    a, b = ([name.removesuffix("_") for name in ops] for ops in (original, after))  # in place or not is one op
+    found = sequences.align(a, b)
+    still = {place for place, _ in found.pairs}
+    return tuple(i for i in range(len(a)) if i not in still) if found.whole else None
 
 
 def timeline(program: Program, model: nn.Module, latency: Timing) -> TimelineSummary:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from fusionadvisor.report import quantities, step
 from fusionadvisor.report.model import Basis, Finding, Report, Source, Workload
-from fusionadvisor.report.step import Place
+from fusionadvisor.report.step import Place, Rows
 
 FusionEvent = Literal["gained", "lost", "new", "gone", "moved", "hidden"]
 Verdict = Literal["faster", "slower", "no proven difference", "unknown"]
@@ -108,14 +108,14 @@ class Comparison:
 
 def compare(before: Report, after: Report) -> Comparison:
     """Return what differs from ``before`` to ``after``."""
-    rows = step.inserted(after, before), step.inserted(before, after)
+    went, came = step.differing(before, after)
     return Comparison(
         before=_side(before),
         after=_side(after),
         notes=tuple(differing(before, after)),
         figures=tuple(_figures(before, after)),
-        fusions=tuple(_fusions(before, after, *rows)),
-        modules=_modules(before, after, rows[0]),
+        fusions=tuple(_fusions(before, after, came, went)),
+        modules=_modules(before, after, came),
         time=_time(before, after),
         ranks=_one_job(before, after),
     )
@@ -227,10 +227,6 @@ def _figure(quantity: quantities.Quantity, before: Report, after: Report) -> Fig
 # ---- fusions ----
 
 
-Rows = dict[str, tuple[int, ...]]
-"""By module, kernels that only one side has."""
-
-
 def _fusions(before: Report, after: Report, came: Rows, went: Rows) -> list[FusionChange]:
     """The places that one side has; ``came`` and ``went`` are the kernels that only ``after`` or ``before`` has."""
     old, new = (step.places(step.structural(r.findings)) for r in (before, after))
@@ -238,10 +234,9 @@ def _fusions(before: Report, after: Report, came: Rows, went: Rows) -> list[Fusi
     known = _modules_of(before), _modules_of(after)
     changes = _moved(less, more, before, after, known)
     graphed = [r.fusion.graphed_share for r in (before, after)]
+    all_went = {row for rows in went.values() for row in rows}
     for place, count in less.items():
-        fused = _replaced(place.module, known[0], went) or _kernels(before, place) & {
-            r for rows in went.values() for r in rows
-        }
+        fused = _replaced(place.module, known[0], went) or not all_went.isdisjoint(_kernels(before, place))
         event: FusionEvent = "gained" if fused and _lives(place.module, known[1]) else "gone"
         event = "hidden" if graphed[1] > graphed[0] + GRAPHED else event
         changes.append(_change(event, place, count, before, after, went))

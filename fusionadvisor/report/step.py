@@ -3,9 +3,8 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from difflib import SequenceMatcher
 
-from fusionadvisor import catalog
+from fusionadvisor import catalog, sequences
 from fusionadvisor.report.model import Finding, KernelTable, Report, Source
 
 WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module")
@@ -98,32 +97,32 @@ def structural(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     return tuple(finding for finding in findings if finding.rule not in timed)
 
 
-ALIGNED = 2_000
-"""Kernels of a module up to which two runs of it are aligned, which takes the square of that."""
+Rows = dict[str, tuple[int, ...]]
+"""Kernels by module."""
 
 
-def inserted(report: Report, other: Report) -> dict[str, tuple[int, ...]]:
-    """Return by module the rows of kernels that the other report lacks, ops aligned in the order they ran.
+def differing(before: Report, after: Report) -> tuple[Rows, Rows]:
+    """Return the rows of kernels that went and of those that came, by module, ops aligned in the order they ran.
 
     An edit moves every line below it, and no op's name alone says which of several adds is the new one.
     """
-    (own, mine), (known, theirs) = _rows_by_module(report), _rows_by_module(other)
-    found = {}
-    for module, rows in own.items():
-        if new := _new([mine[row] for row in rows], [theirs[row] for row in known.get(module, ())]):
-            found[module] = tuple(rows[i] for i in new)
-    return found
+    (old, left), (new, right) = _rows_by_module(before), _rows_by_module(after)
+    went, came = {}, {}
+    for module in {**old, **new}:
+        a, b = old.get(module, []), new.get(module, [])
+        gone, added = _unmatched([left[row] for row in a], [right[row] for row in b])
+        went[module], came[module] = tuple(a[i] for i in gone), tuple(b[i] for i in added)
+    return ({m: rows for m, rows in went.items() if rows}, {m: rows for m, rows in came.items() if rows})
 
 
-def _new(ops: list[str], others: list[str]) -> list[int]:
-    """Which of a module's ops are not among its ops on the other side."""
-    if ops == others:
-        return []
-    if max(len(ops), len(others)) > ALIGNED:
-        more = Counter(ops) - Counter(others)
-        return [i for i, op in enumerate(ops) if op in more]
-    codes = SequenceMatcher(None, others, ops, autojunk=False).get_opcodes()
-    return [i for kind, _, _, low, high in codes if kind != "equal" for i in range(low, high)]
+def _unmatched(a: list[str], b: list[str]) -> tuple[list[int], list[int]]:
+    """Which of a module's ops have no counterpart on the other side, on either."""
+    found = sequences.align(a, b)
+    if not found.whole:
+        less, more = Counter(a) - Counter(b), Counter(b) - Counter(a)
+        return [i for i, op in enumerate(a) if op in less], [i for i, op in enumerate(b) if op in more]
+    left, right = ({pair[side] for pair in found.pairs} for side in (0, 1))
+    return [i for i in range(len(a)) if i not in left], [i for i in range(len(b)) if i not in right]
 
 
 def _rows_by_module(report: Report) -> tuple[dict[str, list[int]], tuple[str, ...]]:

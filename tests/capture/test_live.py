@@ -12,10 +12,11 @@ import pytest
 import torch
 from torch import nn
 
+from fusionadvisor import sequences
 from fusionadvisor.analysis.facts import Facts
 from fusionadvisor.analysis.summary import summarise
 from fusionadvisor.capture import live as capture_live
-from fusionadvisor.capture.align import _matches, align
+from fusionadvisor.capture.align import align
 from fusionadvisor.capture.live import Captured, capture, on_one_clock
 from fusionadvisor.errors import EnvironmentUnfitError
 from fusionadvisor.report.model import Timing
@@ -141,7 +142,7 @@ def test_a_step_that_runs_other_ops_is_left_unlinked_and_counted() -> None:
     ],
 )
 def test_matching_in_order(theirs: str, ours: str, pairs: list[tuple[int, int]]) -> None:
-    assert _matches(theirs, ours) == pairs
+    assert list(sequences.align(theirs, ours).pairs) == pairs
 
 
 def test_aligning_is_stable() -> None:
