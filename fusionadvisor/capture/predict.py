@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from fusionadvisor.capture.predicted.gpus import DEFAULT, Silicon, named, predictable
 from fusionadvisor.errors import FusionAdvisorError, InputError
-from fusionadvisor.report.model import Mode, Range, TensorSpec, Warning, Workload
+from fusionadvisor.report.model import Mode, Range, TensorSpec, Warning, Workload, spelled
 
 if TYPE_CHECKING:
     from torch import nn
@@ -131,8 +131,8 @@ def _warnings(source: "Workload | Factory", found: "Stream", gpu: Silicon, uncal
             f"The model does not run on a stand-in for {gpu.name} ({found.fallback}): the kernels follow from "
             "its ops on the CPU, where fused attention and some norms are other ops."
         )
-    if isinstance(source, Workload) and source.model is not None and _shapes(found.inputs) != _shapes(source.inputs):
-        said.append(f"The file gives other inputs where there is a GPU: predicted for {_shapes(found.inputs)}.")
+    if isinstance(source, Workload) and source.model is not None and spelled(found.inputs) != spelled(source.inputs):
+        said.append(f"The file gives other inputs where there is a GPU: predicted for {spelled(found.inputs)}.")
     if found.stand_ins:
         many = ", ".join(f"{name} × {count}" for name, count in sorted(found.stand_ins.items()))
         said.append(f"Values that depend on weights or activations were assumed where the model reads them ({many}): "
@@ -146,10 +146,6 @@ def _warnings(source: "Workload | Factory", found: "Stream", gpu: Silicon, uncal
             "float32 products, GPUs other than the H100 SXM): rely on kernels, groups and bytes there."
         )
     return [Warning("W40", sentence) for sentence in said]
-
-
-def _shapes(specs: tuple[TensorSpec, ...]) -> str:
-    return ", ".join(f"{s.name}={s.dtype}[{','.join(map(str, s.shape))}]" for s in specs)
 
 
 # -- the child --------------------------------------------------------------------------------------------------

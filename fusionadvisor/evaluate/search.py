@@ -179,13 +179,12 @@ class Trying:
 
     def _together(self, attempts: list[Attempt]) -> list[Attempt]:
         """Check the kept steps as a whole; the last one is given up until what is left holds."""
-        alone = list(self.alone)
         while len(self.steps) > 1:
             ended = self.do(Job(self.workload, tuple(self.steps), None, self.budget_s), "together")
             self.last = ended.done
             if self.last.speedup is not None:
                 return attempts
-            given_up, _ = self.steps.pop(), alone.pop()
+            given_up, _ = self.steps.pop(), self.alone.pop()
             verification = self.last.verification
             outcome: model.Outcome = "diverged" if verification else _ended(ended)
             why = ended.reason or self.last.failure or _reason(self.last)
@@ -196,7 +195,7 @@ class Trying:
                 else made
                 for made in attempts
             ]
-        self.last = alone[0]
+        self.last = self.alone[0]
         return attempts
 
     def outcome(self, attempts: list[Attempt], warnings: list[Warning], save: Path | None) -> Outcome:

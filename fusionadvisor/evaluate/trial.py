@@ -242,15 +242,16 @@ class _Trial:
             return None
         if plan.refused:
             return replace(attempt, reason=plan.refused[0].reason)
-        ops = self._ops(base)
+        ops = self._ops(base, self.program.call())
         what = " ".join(plan.notes) or "There is nothing in this model for it to change."
         count = kernels.difference(ops, ops, ops)
         return replace(attempt, outcome="no_effect", kernels=count, reason=f"{what} {self._counts(ops, ops)}")
 
     def _measured(self, strategy: Strategy, attempt: Attempt, base: nn.Module, candidate: nn.Module) -> Attempt:
         self.tell("counting")
-        before, after = self._ops(base), self._ops(candidate)
-        original = self._ops(copied(self.program.model)) if self.job.kept else before
+        call = self.program.call()
+        before, after = self._ops(base, call), self._ops(candidate, call)
+        original = self._ops(copied(self.program.model), call) if self.job.kept else before
         attempt = replace(attempt, kernels=kernels.difference(before, after, original))
         if strategy.changes_ops and Counter(before) == Counter(after):
             return replace(attempt, outcome="no_effect", reason=f"The same ops run: {self._counts(before, after)}")
@@ -267,8 +268,7 @@ class _Trial:
         kept = kept or (self.job.goal == "memory" and result.verdict == "same" and _held_less(result))
         return replace(attempt, kept=kept, reason=_reason(result, kept, self._counts(before, after)))
 
-    def _ops(self, model: nn.Module) -> list[str]:
-        call = self.program.call()
+    def _ops(self, model: nn.Module, call: Call) -> list[str]:
         return kernels.names(lambda: self.program.step(call, model), self.program.workload.device)
 
     def _counts(self, before: list[str], after: list[str]) -> str:

@@ -186,6 +186,7 @@ def _noise(own: object, vanished: dict[str, Tensor]) -> dict[str, _Noise]:
 
 
 _THERE_AND_BACK = 2.1
+"""Times the way a parameter has gone: two that went it in opposite directions, and rounding."""
 
 
 def _compare_leaf(own: Any, new: Any, truth: Any, worst: _Worst, noise: _Noise | None = None) -> str:

@@ -74,10 +74,8 @@ def verdict(comparison: Comparison) -> str:
 def time(change: TimeChange) -> str:
     """``latency 462.0 → 278.0 µs, −40 % (95 %: −41 to −39 %): faster``."""
     times = labels.change(change.before_us / 1e3, change.after_us / 1e3)
-    low, high = map(wording.percent_change, change.ci95 or (1.0, 1.0))
-    between = f" (95 %: {low} to {high})" if low != high else ""
     said = f"no verdict: {change.reason}" if change.verdict == "unknown" else change.verdict
-    return f"{change.what} {times}, {wording.percent_change(change.ratio)}{between}: {said}"
+    return f"{change.what} {times}, {wording.slower_or_faster(change.ratio, change.ci95)}: {said}"
 
 
 def _fusions(sheet: Sheet, comparison: Comparison) -> None:

@@ -235,10 +235,8 @@ def _slower(comparison: Comparison, tolerance: float) -> list[Breach]:
     time = comparison.time
     if time is None or time.verdict != "slower" or time.ci95 is None or time.ci95[0] <= 1 + tolerance:
         return []
-    slower, low, high = map(wording.percent_change, (time.ratio, *time.ci95))
-    between = f" (95 %: {low} to {high})" if low != high else ""
     limit, now = f"at most {time.before_us:,.6g} + {tolerance:.0%}", f"{time.after_us:,.6g}"
-    return [Breach(f"{time.what} (µs)", limit, f"{now}, {slower}{between}", "baseline")]
+    return [Breach(f"{time.what} (µs)", limit, f"{now}, {wording.slower_or_faster(time.ratio, time.ci95)}", "baseline")]
 
 
 def _unknown(comparison: Comparison) -> list[str]:

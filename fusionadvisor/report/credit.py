@@ -23,13 +23,14 @@ def credited(attempts: Sequence[Attempt], findings: Sequence[Finding], table: Ke
     it, too. A finding half of whose kernels went is named with what was expected of it, if it stays open.
     """
     rows = {found.id: _rows(found, table) for found in findings}
+    steps = _by_step(table)
     after: dict[tuple[str, ...], _State] = {}
     made = []
     for attempt in attempts:
         state = after.get(attempt.on, _State())
         addressed = [found for found in findings if _addressed(attempt, found)]
         others = [found for found in findings if found not in addressed and _reaches(attempt, found)]
-        step = _Step(attempt, table, set(state.gone))
+        step = _Step(attempt, table, steps, set(state.gone))
         closed = {found.id for found in (*addressed, *others) if step.closes(rows[found.id], found in addressed)}
         closed -= state.closed
         if attempt.kernels is not None:
@@ -63,7 +64,7 @@ def _credit(attempt: Attempt, found: Finding, rows: "_Rows", gone: set[int], clo
         measured = whole_us * (1 - 1 / attempt.speedup.median)
         low, high = attempt.speedup.ci95
         ci95 = whole_us * (1 - 1 / low), whole_us * (1 - 1 / high)
-    went = len(gone.intersection(rows.ops)) if rows.needed else 0  # of one step
+    went = len(gone.intersection(rows.ops)) if rows.needed else 0
     kernels = len(rows.ops) if rows.needed else 0
     return Credit(found.id, found.saving.step_us, kernels, went, closed, measured, ci95, shared)
 
@@ -71,7 +72,7 @@ def _credit(attempt: Attempt, found: Finding, rows: "_Rows", gone: set[int], clo
 class _Step:
     """The ops that went in one attempt, handed out to the kernels that ran them."""
 
-    def __init__(self, attempt: Attempt, table: KernelTable, gone: set[int]) -> None:
+    def __init__(self, attempt: Attempt, table: KernelTable, steps: Sequence[Sequence[int]], gone: set[int]) -> None:
         counts = attempt.kernels
         self.table = table
         self.gone = gone
@@ -80,7 +81,7 @@ class _Step:
             # the same op in place, or no longer in place, is still there
             self.left[op.removesuffix("_") if op.endswith("_") else f"{op}_"] -= count
         self.room = counts.before - counts.after if counts else 0
-        self.known = _known(counts, table) if counts else None
+        self.known = _known(counts, steps) if counts else None
         self.counted = set(gone)
         self.gone |= self.known or set()
 
@@ -124,13 +125,18 @@ class _Step:
         return True
 
 
-def _known(counts: KernelCount, table: KernelTable) -> frozenset[int] | None:
-    """The rows of the table that no longer run, in each step; None where the places of ops do not tell."""
+def _by_step(table: KernelTable) -> list[list[int]]:
+    """The rows of each step."""
     steps: dict[int, list[int]] = {}
     for row in range(len(table.op)):
         steps.setdefault(table.step[row] if table.step else 0, []).append(row)
-    rows = [members for members in steps.values() if len(members) == counts.original]
-    return frozenset(members[place] for members in rows for place in counts.went) if rows else None
+    return list(steps.values())
+
+
+def _known(counts: KernelCount, steps: Sequence[Sequence[int]]) -> frozenset[int] | None:
+    """The rows of the table that no longer run, in each step; None where the places of ops do not tell."""
+    alike = [rows for rows in steps if len(rows) == counts.original]
+    return frozenset(rows[place] for rows in alike for place in counts.went) if alike else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ number never share a field: a *bound* (what could be saved), a *measurement* (wi
 GPU that is not here). JSON keys are the field names; see :mod:`fusionadvisor.report.codec`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from importlib import import_module
 from typing import TYPE_CHECKING, Literal, cast
@@ -68,6 +68,11 @@ class TensorSpec:
     device: str = "cpu"
     low: float | None = None
     high: float | None = None
+
+
+def spelled(specs: Iterable[TensorSpec]) -> str:
+    """``x=float32[4,3,224,224]``, as ``--input`` takes it; several with commas between."""
+    return ", ".join(f"{s.name}={s.dtype}[{','.join(map(str, s.shape))}]" for s in specs)
 
 
 @dataclass(frozen=True, slots=True)

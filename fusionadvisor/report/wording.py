@@ -16,6 +16,12 @@ def percent_change(ratio: float) -> str:
     return f"{'−' if share < 0 else '+'}{digits} %" if float(digits) else "±0 %"
 
 
+def slower_or_faster(ratio: float, ci95: tuple[float, float] | None) -> str:
+    """``−40 % (95 %: −41 % to −39 %)``, without an interval that has no width."""
+    low, high = map(percent_change, ci95 or (ratio, ratio))
+    return percent_change(ratio) + (f" (95 %: {low} to {high})" if low != high else "")
+
+
 def alike(changes: Sequence[FusionChange]) -> list[list[FusionChange]]:
     """Changes of repeated blocks together: the same event of one rule at one line, in modules that differ by number."""
     found: dict[tuple[object, ...], list[FusionChange]] = defaultdict(list)

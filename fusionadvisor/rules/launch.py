@@ -8,7 +8,7 @@ from fusionadvisor import units
 from fusionadvisor.analysis.facts import Facts
 from fusionadvisor.analysis.nodes import Node
 from fusionadvisor.report.model import Range, Source
-from fusionadvisor.rules.base import Candidate, Looked, Rule, line_of, name
+from fusionadvisor.rules.base import Candidate, Looked, Rule, Sentence, line_of, name
 from fusionadvisor.rules.match import common, compile_snippet
 
 NOTHING = Range(0.0, None, 0.0)
@@ -244,23 +244,24 @@ class TinyKernelStorm(Rule):
     def look(self, facts: Facts) -> Looked:
         """Match long stretches of short kernels."""
         node_of = {k: n for n in facts.nodes for k in n.first}
-        candidates = []
+        storms = []
         for stretch in facts.stretches:
             if stretch.kernels[0] not in node_of:  # outside all steps, or in a step equal to an earlier one
                 continue
-            members = list(dict.fromkeys(node_of[k].index for k in stretch.kernels))
-            nodes = [facts.nodes[i] for i in members]
+            nodes = [facts.nodes[i] for i in dict.fromkeys(node_of[k].index for k in stretch.kernels)]
             us = sum(n.us for n in nodes)
             tiny = us < TINY_US * sum(len(n.first) for n in nodes)
-            if len(stretch.kernels) < STORM or not tiny or nodes[0].phase == "optimizer":
-                continue
-            high = us - max(n.us for n in nodes)
-            candidates.append(
-                Candidate(tuple(sorted(members)), Range(0.0, None, high), "storm", where=self._place(nodes),
-                          evidence=(lambda mean: f"{mean.kernels} in a row, {mean.each} each.", *_obstacles(facts)),
-                          specific=False)
-            )  # fmt: skip
-        return Looked(tuple(candidates))
+            if len(stretch.kernels) >= STORM and tiny and nodes[0].phase != "optimizer":
+                storms.append(nodes)
+        said: tuple[Sentence, ...] = (lambda mean: f"{mean.kernels} in a row, {mean.each} each.",)
+        said += _obstacles(facts) if storms else ()
+        return Looked(tuple(self._candidate(nodes, said) for nodes in storms))
+
+    def _candidate(self, nodes: Sequence[Node], said: tuple[Sentence, ...]) -> Candidate:
+        high = sum(n.us for n in nodes) - max(n.us for n in nodes)
+        members = tuple(sorted(n.index for n in nodes))
+        return Candidate(members, Range(0.0, None, high), "storm", where=self._place(nodes), evidence=said,
+                         specific=False)  # fmt: skip
 
     def _place(self, nodes: Sequence[Node]) -> tuple[str, Source | None]:
         """The module that launched more than half of the kernels, and its line that launched most; else nowhere."""

@@ -5,6 +5,7 @@ parameters, buffers and submodules from the module itself each time.
 """
 
 import ast
+import copy
 import functools
 import importlib
 import inspect
@@ -87,32 +88,38 @@ class UnpackedError(TypeError):
         self.node = node
 
 
-def lengths_of_shapes(module: nn.Module, literals: Mapping[str, Any], given: Mapping[str, Any]) -> list[int]:
-    """The lengths of the shapes, and slices of shapes, that a forward unpacks, for :func:`trace`.
+def unpacked(
+    module: nn.Module, literals: Mapping[str, Any], given: Mapping[str, Any]
+) -> tuple[nn.Module, fx.Graph, list[int]]:
+    """Capture the forward of a copy of ``module`` that may unpack shapes, and slices of shapes.
 
-    They follow from how many dimensions the tensors have. Those of anything else may be others for other sizes.
+    Their lengths follow from how many dimensions the tensors have. Those of anything else may be others for other
+    sizes.
 
     Args:
-        module: It gets attributes as in :func:`trace`; pass a copy.
+        module: It stays as it is.
         literals: See :func:`trace`.
         given: The arguments of a call, by name.
+
+    Returns:
+        The copy, its graph, and the lengths for :func:`trace`.
+
+    Raises:
+        RuntimeError, TypeError, …: See :data:`FAILURES`.
     """
-    found: list[int] = []
+    lengths: list[int] = []
     while True:
+        work = copy.deepcopy(module)
         try:
-            trace(module, literals, lengths=found)
+            return work, trace(work, literals, lengths=lengths), lengths
         except UnpackedError as error:
             try:
-                unpacked = _value(error.node, module, given)
+                size = _value(error.node, work, given)
             except FAILURES:
-                return found
-            if not isinstance(unpacked, torch.Size):
-                return found
-            found.append(len(unpacked))
-        except FAILURES:
-            return found
-        else:
-            return found
+                raise error from None
+            if not isinstance(size, torch.Size):
+                raise
+            lengths.append(len(size))
 
 
 def _value(wanted: fx.Node, module: nn.Module, given: Mapping[str, Any]) -> Any:
@@ -147,7 +154,7 @@ def trace(
         module: It gets an attribute for each tensor constant that its forward makes; pass a copy.
         literals: Its arguments that are no tensors, by name, held to these values.
         through: Calls of a Sequential become calls of the modules in it.
-        lengths: Of what it unpacks, in order; see :func:`lengths_of_shapes`.
+        lengths: Of what it unpacks, in order; see :func:`unpacked`.
 
     Raises:
         RuntimeError, TypeError, …: See :data:`FAILURES`.

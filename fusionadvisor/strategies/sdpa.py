@@ -192,11 +192,9 @@ class _Proof:
             return None, [f"{name} is not always called alike"]
         if forms[0].unknown:
             return None, [f"{name} is given a {forms[0].unknown}, which is neither tensor nor constant"]
-        work, literals = copy.deepcopy(module), forms[0].literals(module)
         bound = inspect.signature(module.forward).bind(*calls[0].args, **calls[0].kwargs).arguments
-        lengths = leaves.lengths_of_shapes(copy.deepcopy(module), literals, bound)
         try:
-            graph = leaves.trace(work, literals, lengths=lengths)
+            work, graph, lengths = leaves.unpacked(module, forms[0].literals(module), bound)
             reader = Reader(work, graph)
             found = list(reader.found())
             values = [_values(work, graph, call) for call in calls] if found else []

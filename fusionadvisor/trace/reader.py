@@ -320,11 +320,7 @@ def _valid(text: bytes) -> bool:
 
 
 def _whole(text: bytes) -> bool:
-    try:
-        msgspec.json.decode(clean(text))
-    except (msgspec.MsgspecError, RecursionError):
-        return text.rstrip().endswith(b"}")
-    return True
+    return _valid(clean(text)) or text.rstrip().endswith(b"}")
 
 
 def _last_boundary(text: bytes) -> tuple[int, int] | None:

@@ -12,7 +12,7 @@ from torch import nn
 
 from fusionadvisor.errors import EnvironmentUnfitError, InputError
 from fusionadvisor.flow.frames import built_alike, construction_watched
-from fusionadvisor.report.model import Mode, TensorSpec, Workload
+from fusionadvisor.report.model import Mode, TensorSpec, Workload, spelled
 from fusionadvisor.workload.checkpoint import parse_arguments
 from fusionadvisor.workload.inputs import Call, Given, Source, batch_size, forward_names, spec_of, tensors_in
 from fusionadvisor.workload.saved import open_saved
@@ -325,7 +325,7 @@ def check_device(device: str, given_by: str = "") -> str:
 
 def misfit(error: Exception, model: nn.Module, specs: tuple[TensorSpec, ...]) -> InputError:
     """What to say of a model that raises: where, with which inputs, and what."""
-    shapes = ", ".join(f"{s.name}={s.dtype}[{','.join(map(str, s.shape))}]" for s in specs) or "no tensors"
+    shapes = spelled(specs) or "no tensors"
     where = failing_module(error, model)
     place = f"{type(model).__name__}{'.' + where if where else ''}"
     fitting = 'Give inputs that fit, with example_inputs() in the file or --input "NAME=DTYPE[SHAPE]".'

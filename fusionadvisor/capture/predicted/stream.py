@@ -2,7 +2,7 @@
 
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from fusionadvisor.capture.predicted.memory import on_gpu
 from fusionadvisor.errors import FusionAdvisorError, InputError
 from fusionadvisor.flow.graph import FlowGraph, Value
 from fusionadvisor.flow.record import record
-from fusionadvisor.report.model import Mode, TensorSpec, Workload
+from fusionadvisor.report.model import Mode, TensorSpec, Workload, spelled
 from fusionadvisor.units import size_bytes
 from fusionadvisor.workload import program
 from fusionadvisor.workload.inputs import Call, Given, batch_size, layout_of
@@ -205,7 +205,7 @@ def _inputs(made: Program, fake: FakeTensorMode) -> Call:
     sketch = _sketch(made, fake)
     held = [tensor for _, tensor in sketch.tensors()]
     if (size := sum(t.numel() * t.element_size() for t in held)) > LARGEST_ON_GPU:
-        raise _fits_nowhere(f"The inputs ({_shapes(made.specs(sketch))}) take {size_bytes(size)}")
+        raise _fits_nowhere(f"The inputs ({spelled(made.specs(sketch))}) take {size_bytes(size)}")
     return made.call() if sum(t.numel() for t in held) <= LARGEST_DRAWN else sketch
 
 
@@ -248,10 +248,6 @@ def _fits_nowhere(what: str) -> InputError:
     return InputError(f"{what}, which no GPU has the memory for.", "Use a smaller batch.")
 
 
-def _shapes(specs: Sequence[TensorSpec]) -> str:
-    return ", ".join(f"{s.name}={s.dtype}[{','.join(map(str, s.shape))}]" for s in specs)
-
-
 def _for_gpu(workload: Workload) -> Workload:
     """The workload on a GPU. Inputs that were put on another device than the model stay there."""
     found_there = workload.device if workload.model is not None else None
@@ -265,7 +261,7 @@ def _on_cpu(source: Workload | Factory, gpu: Silicon, reason: str) -> Stream:
     if any(isinstance(tensor, FakeTensor) for _, tensor in built.call.tensors()):
         raise InputError(
             f"The model does not run on a stand-in for {gpu.name} ({reason}), and its inputs "
-            f"({_shapes(built.program.specs(built.call))}) are too large to run it on the CPU instead.",
+            f"({spelled(built.program.specs(built.call))}) are too large to run it on the CPU instead.",
             "Use a smaller batch.",
         )
     running = replace(built.program, workload=replace(built.program.workload, device="cpu"))
