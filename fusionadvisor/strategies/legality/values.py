@@ -1,0 +1,297 @@
+"""Abstract values: what an expression may denote on any path, as a set of atoms."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from fusionadvisor.strategies.legality.code import Function
+
+if TYPE_CHECKING:
+    from fusionadvisor.strategies.legality.events import Event
+    from fusionadvisor.strategies.legality.interpreter import Frame
+
+PLAIN = (bool, int, float, str, type(None))
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A plain attribute of a module, with the value that decided a branch. It may be set from outside."""
+
+    module: int
+    """``id`` of the module: the model outlives its analysis."""
+    path: str
+    name: str
+    value: Any
+
+
+class Atom:
+    """One thing that an expression may denote."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Constant(Atom):
+    """Plain data; ``flags`` are the attributes it was computed from."""
+
+    kind: type
+    value: Any
+    flags: frozenset[Flag] = frozenset()
+
+
+class Live(Atom):
+    """A live object: a module of the model, a function, a container, an object of the user's."""
+
+    __slots__ = ("obj",)
+
+    def __init__(self, obj: Any) -> None:
+        self.obj = obj
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Live) and other.obj is self.obj
+
+    def __hash__(self) -> int:
+        return id(self.obj)
+
+
+@dataclass(frozen=True, slots=True)
+class Result(Atom):
+    """What a call of a module, or an operation, returned."""
+
+    event: "Event"
+
+
+@dataclass(frozen=True, slots=True)
+class Weight(Atom):
+    """A parameter or buffer of a module, also one that is None."""
+
+    module: int
+    name: str
+
+
+class Opaque(Atom):
+    """A value from outside or one that was computed from such. It holds no module of the model."""
+
+    __slots__ = ()
+
+
+class Box(Atom):
+    """A container or object that the code makes.
+
+    Args:
+        items: Its items in order, None once they are not known one by one.
+        keys: Its values by key or attribute, None once they are not known one by one.
+        path: The branch it was made in: what is added in another branch may not be there.
+    """
+
+    __slots__ = ("content", "items", "keys", "kind", "path")
+
+    def __init__(
+        self, kind: type, items: "list[Value] | None" = None, keys: "dict[Any, Value] | None" = None, path: int = 0
+    ) -> None:
+        self.kind, self.items, self.keys, self.path = kind, items, keys, path
+        self.content: Value = join(*(items or ()), *(keys or {}).values())
+
+    def put(self, value: "Value") -> bool:
+        """Add something at a place that is not known; return whether it was new."""
+        self.items = self.keys = None
+        before = len(self.content)
+        self.content |= value
+        return len(self.content) > before
+
+
+@dataclass(frozen=True, slots=True)
+class Closure(Atom):
+    """A function that the code makes, with the frame it was made in and its defaults."""
+
+    function: Function
+    frame: "Frame"
+    defaults: "tuple[tuple[str, Value], ...]" = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Bound(Atom):
+    """A function with its first argument."""
+
+    function: Atom
+    receiver: "Value"
+
+
+@dataclass(frozen=True, slots=True)
+class Method(Atom):
+    """A method of something that is not live: of a tensor, or of a container that the code made."""
+
+    name: str
+    receiver: "Value"
+
+
+@dataclass(frozen=True, slots=True)
+class Partial(Atom):
+    """A call that waits for more arguments."""
+
+    function: "Value"
+    arguments: "Arguments"
+
+
+@dataclass(frozen=True, slots=True)
+class Super(Atom):
+    """``super()`` in a method of ``owner``."""
+
+    owner: type
+    receiver: "Value"
+
+
+Value = frozenset[Atom]
+OPAQUE: Atom = Opaque()
+UNKNOWN: Value = frozenset({OPAQUE})
+NOTHING: Value = frozenset()
+NONE: Value = frozenset({Constant(type(None), None)})
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The arguments of a call.
+
+    Args:
+        positional: Those given by position.
+        named: Those given by name.
+        rest: What ``*`` and ``**`` unpack where their number is not known, any of it at any place.
+    """
+
+    positional: tuple[Value, ...] = ()
+    named: tuple[tuple[str, Value], ...] = ()
+    rest: Value | None = None
+
+    def first(self, value: Value) -> "Arguments":
+        """The same with ``value`` before the others."""
+        return Arguments((value, *self.positional), self.named, self.rest)
+
+    def __iter__(self) -> Iterator[Value]:
+        yield from self.positional
+        yield from (value for _, value in self.named)
+        if self.rest is not None:
+            yield self.rest
+
+    def get(self, position: int, name: str = "") -> Value | None:
+        """An argument by its position or its name; None where it is not given."""
+        if position < len(self.positional):
+            return self.positional[position]
+        return dict(self.named).get(name, self.rest)
+
+
+def join(*values: Value) -> Value:
+    """What is denoted where any of the values may be."""
+    return frozenset().union(*values)
+
+
+def constant(value: Any, flags: Iterable[Flag] = ()) -> Value:
+    """Plain data as a value."""
+    return frozenset({Constant(type(value), value, frozenset(flags))})
+
+
+def live(value: Any) -> Value:
+    """A live object as a value."""
+    if type(value) in PLAIN:
+        return constant(value)
+    if isinstance(value, Tensor):
+        return UNKNOWN
+    return frozenset({Live(value)})
+
+
+def known(value: Value) -> Constant | None:
+    """The one constant that a value denotes; None where it may denote anything else."""
+    kinds = {(atom.kind, atom.value) for atom in value if isinstance(atom, Constant)}
+    if len(kinds) != 1 or not all(isinstance(atom, Constant) for atom in value):
+        return None
+    kind, data = next(iter(kinds))
+    return Constant(kind, data, frozenset(flag for atom in value for flag in atom.flags))  # type: ignore[attr-defined]
+
+
+@dataclass
+class Reach:
+    """What a value holds, containers opened: results, weights, modules, functions."""
+
+    results: list[Result] = field(default_factory=list)
+    weights: list[Weight] = field(default_factory=list)
+    modules: dict[int, nn.Module] = field(default_factory=dict)
+    callables: list[Atom] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, values: Iterable[Value], limit: int = 20_000) -> "Reach":
+        """Open values. Of a live object what it refers to counts, up to ``limit`` objects."""
+        reach = cls()
+        seen: set[int] = set()
+        stack: list[Any] = []
+        for value in values:
+            for atom in value:
+                kind = type(atom)
+                if kind is Result:
+                    reach.results.append(atom)  # type: ignore[arg-type]
+                elif kind is Weight:
+                    reach.weights.append(atom)  # type: ignore[arg-type]
+                elif kind is not Constant and kind is not Opaque:
+                    stack.append(atom)
+        while stack and len(seen) < limit:
+            item = stack.pop()
+            if id(item) in seen:
+                continue
+            seen.add(id(item))
+            if isinstance(item, Result):
+                reach.results.append(item)
+            elif isinstance(item, Weight):
+                reach.weights.append(item)
+            elif isinstance(item, Box):
+                stack += item.content
+            elif isinstance(item, Closure):
+                reach.callables.append(item)
+                stack += [atom for _, value in item.defaults for atom in value]
+                stack += [atom for value in item.frame.captured(item.function) for atom in value]
+                stack += item.function.cells.values()
+            elif isinstance(item, Bound):
+                reach.callables.append(item)
+                stack += [item.function, *item.receiver]
+            elif isinstance(item, Method):
+                stack += item.receiver
+            elif isinstance(item, Partial):
+                reach.callables.append(item)
+                stack += [atom for value in (item.function, *item.arguments) for atom in value]
+            elif isinstance(item, Super):
+                stack += item.receiver
+            elif isinstance(item, Live):
+                stack.append(item.obj)
+            elif isinstance(item, nn.Module):
+                reach.modules |= {id(module): module for module in item.modules()}
+            else:
+                stack += _referred(item)
+        return reach
+
+
+def _referred(item: Any) -> list[Any]:
+    """What a live object of the user's refers to."""
+    if isinstance(item, (Atom, Tensor, type, *PLAIN)):
+        return []
+    if isinstance(item, dict):
+        return [*item.values()]
+    if isinstance(item, list | tuple | set | frozenset):
+        return [*item]
+    found = [*getattr(item, "__dict__", {}).values()] if not hasattr(item, "__spec__") else []
+    slots = [name for kind in type(item).__mro__ for name in _names(vars(kind).get("__slots__", ()))]
+    found += [getattr(item, name) for name in slots if hasattr(item, name)]
+    for name in ("__self__", "__wrapped__", "func", "args", "keywords"):
+        if name in ("func", "args", "keywords") and type(item).__module__ != "functools":
+            continue
+        value = getattr(item, name, None)
+        if value is not None and not hasattr(value, "__spec__"):
+            found.append(value)
+    for cell in getattr(item, "__closure__", None) or ():
+        try:
+            found.append(cell.cell_contents)
+        except ValueError:
+            continue
+    return found
+
+
+def _names(slots: Any) -> tuple[str, ...]:
+    return (slots,) if isinstance(slots, str) else tuple(name for name in slots if name not in ("__dict__", "__weakref__"))
