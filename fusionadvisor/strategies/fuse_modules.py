@@ -8,10 +8,11 @@ from torch import nn
 
 from fusionadvisor.flow.graph import FlowGraph, ModuleCall, Op
 from fusionadvisor.report.model import Refusal, Source
-from fusionadvisor.strategies import folding, pairing
+from fusionadvisor.strategies import affine, folding
 from fusionadvisor.strategies.base import Plan, Site, Strategy, Subject
-from fusionadvisor.strategies.modules import Sharing, blocker, replace, unfit
-from fusionadvisor.strategies.survey import Survey
+from fusionadvisor.strategies.legality import observe
+from fusionadvisor.strategies.legality.values import Flag
+from fusionadvisor.strategies.modules import Sharing, blocker, unfit
 
 _ACTIVATIONS = (nn.ReLU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.LeakyReLU, nn.Hardswish, nn.ELU)
 
@@ -22,8 +23,13 @@ class FuseModules(Strategy):
     ## What it does
     In evaluation a batch norm multiplies and adds a constant per channel. Both constants move into the weight and bias
     of the convolution, transposed convolution or linear layer before it (or of the unpadded layer after it), and the
-    batch norm becomes an identity. The fold is computed in float64 and cast once. Hooks, sharing, other readers and
-    the code around the pair are checked first; ``torch.fx`` is not needed, so models it cannot trace are folded too.
+    batch norm becomes an identity. The fold is computed in float64 and cast once. A synchronised batch norm, a frozen
+    one whose arithmetic is written out, and one that runs an activation behind it are folded as well; so is a pair
+    with a dropout, an identity or a transposing view between. The code of every public method is followed to see that
+    nobody else uses either of the two; ``torch.fx`` need not be able to trace the model.
+
+    Where another number of dimensions, or another value of a flag, would take another path, the pair keeps the
+    original beside the folded form and checks that at each call.
 
     ## When it helps
     Convolutional networks in inference: each pair loses one kernel that reads and writes the whole activation.
@@ -32,11 +38,10 @@ class FuseModules(Strategy):
 
     ## When it refuses
     The batch norm is in training mode, is switched to it by forward, or has no running statistics; the output of the
-    layer is also read elsewhere, returned or kept; layer or batch norm is called more than once, is registered twice
-    or shares its memory; its weight is read elsewhere; it has a hook, a parametrization, a forward of its own, or is
-    quantised; a linear layer feeds a batch norm that normalises another dimension; the layer after the batch norm pads
-    its input; another path through the source might use either of them alone. The folded model cannot go back to
-    training mode.
+    layer is also used elsewhere, returned or kept, by forward or by another public method; either of them is given to
+    code that cannot be followed; its weight is read elsewhere or shared; it has a hook, a parametrization, a forward of
+    its own, or is quantised; a linear layer feeds a batch norm that normalises another dimension; the layer after the
+    batch norm pads its input. The folded model cannot go back to training mode.
 
     ## Example
     ```
@@ -53,23 +58,22 @@ class FuseModules(Strategy):
             return Plan(blocker="In training a batch norm uses its batch's statistics; it folds in inference only.")
         if reason := blocker(subject.model):
             return Plan(blocker=reason)
-        survey = _Survey.of(subject)
+        survey = _Survey(subject)
         sites: list[Site] = []
         refused: list[Refusal] = []
         taken: set[str] = set()
         for pair in survey.pairs():
             if pair.norm in taken:
                 continue
-            reason, where = survey.refusal(pair)
-            if not reason and pair.layer in taken:
-                reason = f"{pair.layer} is folded with another batch norm already"
-            if reason:
-                refused.append(Refusal(pair.name, f"{reason}.", where))
+            found = survey.judged(pair)
+            if isinstance(found, Site) and pair.layer in taken:
+                found = Refusal(pair.name, f"{pair.layer} is folded with another batch norm already.")
+            if isinstance(found, Refusal):
+                refused.append(found)
             else:
                 taken.update((pair.norm, pair.layer))
-                sites.append(_site(subject.model, pair))
+                sites.append(found)
         folded = {site.data["norm"] for site in sites}
-        refused += survey.parted()
         refused = [r for r in refused if not folded & set(r.site.split(" → "))]
         return Plan(tuple(sites), tuple(refused), notes=survey.joins(subject.device))
 
@@ -77,11 +81,13 @@ class FuseModules(Strategy):
         """Fold every site of the plan."""
         for site in plan.sites:
             layer, norm = (model.get_submodule(site.data[key]) for key in ("layer", "norm"))
-            if site.data["after"]:
-                folding.fold_after(layer, norm)
-            else:
-                folding.fold_before(norm, layer)
-            replace(model, site.data["norm"], folding.FoldedNorm().eval())
+            what = affine.read(norm, site.data["dims"][1])
+            assert what is not None  # recheck and plan have read it
+            for path in site.data["between"]:
+                dropout = model.get_submodule(path)
+                if not isinstance(dropout, nn.Identity):
+                    dropout.__class__ = folding.FoldedDropout
+            folding.fold(layer, norm, what, after=site.data["after"], guards=_guards(model, site))
         return model
 
     def recheck(self, model: nn.Module, plan: Plan) -> str:
@@ -89,17 +95,20 @@ class FuseModules(Strategy):
         if reason := blocker(model):
             return reason
         sharing = Sharing(model)
+        known = dict(model.named_modules(remove_duplicate=False))
         for site in plan.sites:
             pair = _Pair(site.data["layer"], site.data["norm"], site.data["after"])
-            try:
-                layer, norm = model.get_submodule(pair.layer), model.get_submodule(pair.norm)
-            except AttributeError:
-                return f"{pair.name} is not in this model."
+            if missing := [p for p in (pair.layer, pair.norm, *site.data["between"]) if p not in known]:
+                return f"{missing[0]} is not in this model."
+            layer, norm = known[pair.layer], known[pair.norm]
             found = _built(layer, norm)
             if found != site.data["structure"]:
                 return f"{pair.name} is built differently here: {found} instead of {site.data['structure']}."
-            if reason := _structure(model, pair, sharing):
+            if reason := _structure(model, pair, sharing, site.data["dims"][1]):
                 return f"{reason}."
+            for path, name, value in site.data["flags"]:
+                if getattr(model.get_submodule(path), name, folding.ABSENT) != value:
+                    return f"{path or 'the model'}.{name} is not {value!r} here."
         return ""
 
 
@@ -124,10 +133,14 @@ class _Pair:
         return f"{self.first} → {self.second}"
 
 
-def _site(model: nn.Module, pair: _Pair) -> Site:
-    layer, norm = model.get_submodule(pair.layer), model.get_submodule(pair.norm)
-    data = {"layer": pair.layer, "norm": pair.norm, "after": pair.after, "structure": _built(layer, norm)}
-    return Site(pair.name, (pair.layer, pair.norm), "the model must stay in evaluation", data)
+def _guards(model: nn.Module, site: Site) -> tuple[folding.Guard, folding.Guard] | None:
+    """The guards of the layer and of the norm; None where the pair needs none."""
+    flags = tuple((model.get_submodule(path), name, value) for path, name, value in site.data["flags"])
+    by_rank = isinstance(model.get_submodule(site.data["norm"]), nn.BatchNorm1d) and site.data["dims"][0] > 0
+    if not (flags or by_rank):
+        return None
+    layer_dims, norm_dims = site.data["dims"]
+    return folding.Guard(layer_dims if by_rank else 0, flags), folding.Guard(norm_dims if by_rank else 0, flags)
 
 
 def _built(layer: Any, norm: Any) -> list[Any]:
@@ -135,25 +148,29 @@ def _built(layer: Any, norm: Any) -> list[Any]:
     return [type(layer).__name__, shape, type(norm).__name__]
 
 
-def _structure(model: nn.Module, pair: _Pair, sharing: Sharing) -> str:
+def _structure(model: nn.Module, pair: _Pair, sharing: Sharing, dims: int) -> str:
     """What can be said without a recording."""
     layer: Any = model.get_submodule(pair.layer)
     norm: Any = model.get_submodule(pair.norm)
-    for module, path, known in ((layer, pair.layer, folding.LAYERS), (norm, pair.norm, folding.NORMS)):
-        if reason := unfit(module, path, known) or sharing.of(module, path):
-            return reason
+    reason = unfit(layer, pair.layer, folding.LAYERS) or unfit(norm, pair.norm, (type(norm),))
+    if reason := reason or sharing.memory(layer, pair.layer) or sharing.memory(norm, pair.norm):
+        return reason
     if norm.training:
         return f"{pair.norm} is in training mode"
-    if norm.running_mean is None or norm.running_var is None:
+    if getattr(norm, "running_mean", None) is None or getattr(norm, "running_var", None) is None:
         return f"{pair.norm} keeps no running statistics, so it normalises each batch by itself"
     if not pair.after:
         if isinstance(layer, folding.TRANSPOSED):
             return f"{pair.layer} is transposed: its output edges would see another shift"
         if folding.pads(layer):
             return f"{pair.layer} pads its input: the padding would see no shift"
+    what = affine.read(norm, dims)
     features = _features(layer, pair.after)
-    if norm.num_features != features:
-        return f"{pair.norm} normalises {norm.num_features} features where {pair.layer} has {features} channels"
+    known = type(norm) in affine.NORMS
+    if what is None or (not known and what.scale.numel() != features) or (what.rest and not pair.after):
+        return f"{pair.norm} is a subclass, {type(norm).__name__}, that may compute something else"
+    if what.scale.numel() != features:
+        return f"{pair.norm} normalises {what.scale.numel()} features where {pair.layer} has {features} channels"
     return ""
 
 
@@ -162,19 +179,26 @@ def _features(layer: nn.Module, out: bool) -> int:
     return int(getattr(layer, names[0] if out else names[1]))
 
 
-class _Survey(Survey):
+class _Survey:
     """Layers with a batch norm beside them, and what speaks against folding it."""
+
+    def __init__(self, subject: Subject) -> None:
+        self.model, self.graphs = subject.model, subject.graphs
+        self.sharing = Sharing(subject.model)
+        self.code = observe.Code(subject.model)
+        self.paths = {id(module): path for path, module in subject.model.named_modules()}
+        self.layers = {p: m for p, m in subject.model.named_modules() if isinstance(m, folding.LAYERS)}
+        self.norms = {p: m for p, m in subject.model.named_modules() if affine.is_norm(m)}
 
     def pairs(self) -> Iterator[_Pair]:
         """Neighbours in any recording: those with the norm after the layer first."""
         found: dict[_Pair, None] = {}
         for graph in self.graphs:
-            made, read = self._by_output(graph), self._by_input(graph)
-            for path, module in self.model.named_modules():
-                if not isinstance(module, folding.NORMS):
-                    continue
+            made = {c.outputs[0]: c.module for c in graph.calls if len(c.outputs) == 1 and c.module in self.layers}
+            read = {c.inputs[0]: c.module for c in graph.calls if c.inputs and c.module in self.layers}
+            for path in self.norms:
                 for call in graph.calls_of(path):
-                    before = made.get(call.inputs[0]) if call.inputs else None
+                    before = self._behind(graph, call.inputs[0], made)[0] if call.inputs else None
                     after = read.get(call.outputs[0]) if call.outputs else None
                     if before:
                         found.setdefault(_Pair(before, path, True))
@@ -182,37 +206,74 @@ class _Survey(Survey):
                         found.setdefault(_Pair(after, path, False))
         return iter(sorted(found, key=lambda pair: not pair.after))
 
-    def parted(self) -> Iterator[Refusal]:
-        """Norms that read the output of a layer in another shape."""
-        known = {pair.norm for pair in self.pairs()}
-        for graph in self.graphs[:1]:
-            made = self._by_output(graph)
-            for call in graph.calls:
-                if call.module in known or not call.inputs or not self._is_norm(call.module):
-                    continue
-                value, view = call.inputs[0], None
-                while (op := graph.producer(value)) is not None and op.view and op.reads and value not in made:
-                    value, view = op.reads[0], op
-                if view is not None and value in made:
-                    where = _source(view) or self._line(call.module)
-                    yield Refusal(f"{made[value]} → {call.module}", f"{view.name} comes between them.", where)
+    def _behind(self, graph: FlowGraph, value: int, made: dict[int, str]) -> tuple[str | None, Op | None]:
+        """The layer that made a value, through views, and the first of these."""
+        view = None
+        while value not in made:
+            op = graph.producer(value)
+            if op is None or not op.view or not op.reads:
+                return None, None
+            value, view = op.reads[0], op
+        return made[value], view
 
-    def refusal(self, pair: _Pair) -> tuple[str, Source | None]:
-        """Say why a pair cannot be folded, and where the reason is in the user's code; empty where it can."""
-        if reason := _structure(self.model, pair, self.sharing):
-            return reason, self._line(pair.second)
+    def judged(self, pair: _Pair) -> Site | Refusal:
+        """A site where the pair may be folded, else the reason why not, and where that is in the user's code."""
+        dims = self._dims(pair)
+        if reason := _structure(self.model, pair, self.sharing, dims[1]):
+            return Refusal(pair.name, f"{reason}.", self._line(pair.second))
         for graph in self.graphs:
             if pair.norm in graph.switched:
-                return f"forward switches {pair.norm} to training mode while it runs", self._line(pair.second)
+                reason = f"forward switches {pair.norm} to training mode while it runs"
+                return Refusal(pair.name, f"{reason}.", self._line(pair.second))
             reason, op = self._flow(graph, pair)
             if reason:
-                return reason, _source(op) or self._line(pair.second)
-        # a norm folded into the layer after it becomes an alias of its input, which may not change in between
-        if reason := pairing.always_follows(self.code, self.model, pair.first, pair.second, at_once=not pair.after):
-            return reason, self._line(pair.second)
-        return "", None
+                return Refusal(pair.name, f"{reason}.", _source(op) or self._line(pair.second))
+        layer, norm = self.layers[pair.layer], self.norms[pair.norm]
+        first, second = (layer, norm) if pair.after else (norm, layer)
+        views = pair.after and isinstance(layer, nn.Linear)
+        verdict = self.code.feeds(first, second, (pair.first, pair.second), views=views)
+        if verdict.reason:
+            return Refusal(pair.name, f"{verdict.reason}.", _place(verdict) or self._line(pair.second))
+        if not pair.after and not self.code.at_once(first, second):
+            reason = f"something may change the input of {pair.norm} before {pair.layer} reads it"
+            return Refusal(pair.name, f"{reason}.", self._line(pair.second))
+        between = [self.paths[id(module)] for module in verdict.between]
+        if active := [path for path in between if self.model.get_submodule(path).training]:
+            return Refusal(pair.name, f"{active[0]} between them is in training mode.", self._line(pair.second))
+        if "rows" in verdict.views:
+            dims = (0, dims[1])  # whatever the rank, the norm is given rows
+        return self._site(pair, dims, between, self._to_guard(verdict.flags, pair.norm))
+
+    def _site(self, pair: _Pair, dims: tuple[int, int], between: list[str], flags: list[list[Any]]) -> Site:
+        layer, norm = self.layers[pair.layer], self.norms[pair.norm]
+        data = {
+            "layer": pair.layer, "norm": pair.norm, "after": pair.after, "structure": _built(layer, norm),
+            "dims": list(dims), "between": between, "flags": flags,
+        }  # fmt: skip
+        detail = "the model must stay in evaluation"
+        if flags:
+            detail += f"; runs as before where {', '.join(f'{p}.{n}'.lstrip('.') for p, n, _ in flags)} is set otherwise"
+        return Site(pair.name, (pair.layer, pair.norm), detail, data)
+
+    def _to_guard(self, flags: frozenset[Flag], norm: str) -> list[list[Any]]:
+        """The flags to check at each call: training mode of what holds the norm is checked by the folded norm itself."""
+        kept = []
+        for flag in sorted(flags, key=lambda flag: (flag.path, flag.name)):
+            around = not flag.path or norm == flag.path or norm.startswith(f"{flag.path}.")
+            if not (flag.name == "training" and flag.value is False and around):
+                kept.append([flag.path, flag.name, flag.value])
+        return kept
+
+    def _dims(self, pair: _Pair) -> tuple[int, int]:
+        """Dimensions of the inputs of the layer and of the norm in the recordings."""
+        for graph in self.graphs:
+            layers, norms = graph.calls_of(pair.layer), graph.calls_of(pair.norm)
+            if layers and norms and layers[0].inputs and norms[0].inputs:
+                return tuple(len(graph.values[calls[0].inputs[0]].shape) for calls in (layers, norms))  # type: ignore[return-value]
+        return 0, 0
 
     def _flow(self, graph: FlowGraph, pair: _Pair) -> tuple[str, Op | None]:
+        """What a recording shows against a pair."""
         firsts, seconds = graph.calls_of(pair.first), graph.calls_of(pair.second)
         for path, calls in ((pair.first, firsts), (pair.second, seconds)):
             if len(calls) > 1:
@@ -223,7 +284,10 @@ class _Survey(Survey):
         if not firsts:
             return "", None
         first, second = firsts[0], seconds[0]
-        if len(first.outputs) != 1 or second.inputs[:1] != first.outputs:
+        if len(first.outputs) != 1 or not second.inputs:
+            return f"{pair.second} does not read the output of {pair.first} for some inputs", None
+        made = {first.outputs[0]: pair.first}
+        if self._behind(graph, second.inputs[0], made)[0] is None:
             return f"{pair.second} does not read the output of {pair.first} for some inputs", None
         return self._between(graph, pair, first, second)
 
@@ -240,10 +304,16 @@ class _Survey(Survey):
         result = graph.values[second.outputs[0]]
         if graph.values[value].dtype != result.dtype:
             return f"{pair.second} changes the dtype from {graph.values[value].dtype} to {result.dtype}", None
-        layer: Any = self.model.get_submodule(pair.layer)
-        normed = graph.values[value if pair.after else first.inputs[0]]
-        wanted = 2 if isinstance(layer, nn.Linear) else layer.weight.dim()
-        if len(normed.shape) != wanted:
+        layer: Any = self.layers[pair.layer]
+        normed = graph.values[second.inputs[0] if pair.after else first.inputs[0]]
+        outer = graph.values[value] if pair.after else result
+        if isinstance(layer, nn.Linear):
+            # the features, last of the layer's output, have to be dimension 1 of what is normalised, view or not
+            moved = self._behind(graph, second.inputs[0], {value: ""})[1] if pair.after else None
+            fits = len(normed.shape) == 2 or (moved is not None and len(normed.shape) == 3 == len(outer.shape))
+        else:
+            fits = len(normed.shape) == layer.weight.dim() and normed.shape == (outer.shape if pair.after else normed.shape)
+        if not fits:
             return f"{pair.norm} normalises dimension 1 of a {len(normed.shape)}-D tensor, not the channels", None
         return self._other_readers(graph, pair)
 
@@ -254,21 +324,9 @@ class _Survey(Survey):
                     continue
                 for alias in graph.aliases_of(value.id):
                     for op in graph.readers(alias):
-                        if op.module != path:
+                        if op.module != path and not op.module.startswith(f"{path}."):
                             return f"{value.name} is also read by {op.name}", op
         return "", None
-
-    def _by_output(self, graph: FlowGraph) -> dict[int, str]:
-        return {c.outputs[0]: c.module for c in graph.calls if len(c.outputs) == 1 and self._is_layer(c.module)}
-
-    def _by_input(self, graph: FlowGraph) -> dict[int, str]:
-        return {c.inputs[0]: c.module for c in graph.calls if c.inputs and self._is_layer(c.module)}
-
-    def _is_layer(self, path: str) -> bool:
-        return isinstance(self.model.get_submodule(path), folding.LAYERS)
-
-    def _is_norm(self, path: str) -> bool:
-        return isinstance(self.model.get_submodule(path), folding.NORMS)
 
     def _line(self, path: str) -> Source | None:
         for graph in self.graphs:
@@ -281,7 +339,7 @@ class _Survey(Survey):
         """Say of each layer with an activation behind it why nothing is joined."""
         pairs: dict[str, None] = {}
         for graph in self.graphs[:1]:
-            made = self._by_output(graph)
+            made = {c.outputs[0]: c.module for c in graph.calls if len(c.outputs) == 1 and c.module in self.layers}
             for call in graph.calls:
                 if isinstance(self.model.get_submodule(call.module), _ACTIVATIONS) and call.inputs[0] in made:
                     pairs.setdefault(f"{made[call.inputs[0]]} → {call.module}")
@@ -299,3 +357,11 @@ def _written(graph: FlowGraph, value: int, start: int, end: int) -> Op | None:
 
 def _source(op: Op | None) -> Source | None:
     return None if op is None or op.source is None else Source(op.source.file, op.source.line)
+
+
+def _place(verdict: observe.Verdict) -> Source | None:
+    """Where the reason for a refusal is in the user's code."""
+    event = verdict.event
+    if event is None or event.function is None or not getattr(event.node, "lineno", 0):
+        return None
+    return Source(event.function.file, event.node.lineno)  # type: ignore[attr-defined]

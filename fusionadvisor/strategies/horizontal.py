@@ -2,7 +2,9 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cached_property
 from itertools import groupby
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -12,6 +14,8 @@ from fusionadvisor.flow.graph import FlowGraph, ModuleCall, Op
 from fusionadvisor.report.model import Refusal, Source
 from fusionadvisor.strategies import batched, parts, source, sums
 from fusionadvisor.strategies.base import Plan, Site, Strategy, Subject
+from fusionadvisor.strategies.legality import code, observe
+from fusionadvisor.strategies.legality.events import Kind
 from fusionadvisor.strategies.modules import Sharing, blocker, replace, unfit
 from fusionadvisor.strategies.survey import Survey
 
@@ -132,6 +136,11 @@ def _merge(model: nn.Module, paths: list[str]) -> None:
 class _Survey(Survey):
     """Layers that read one value, and what speaks against merging them."""
 
+    @cached_property
+    def paths(self) -> observe.Code:
+        """All that the model's code may do."""
+        return observe.Code(self.model)
+
     def found(self) -> Iterator[Site | Refusal]:
         """A site for each group that may be merged, and a refusal for each layer or group that may not."""
         for family in self._families():
@@ -186,19 +195,24 @@ class _Survey(Survey):
 
         The owner's own forward may do so where it is ``captured``: its graph shows what it does.
         """
-        if self.code.unreadable:
-            return f"the source of {self.code.unreadable[0]} cannot be read, so another use of {path} is possible"
-        owner_path, keys = source.owner(self.model, path)
-        owner = self.model.get_submodule(owner_path)
-        for function in self.code.functions:
-            if captured and function.owner is not None and isinstance(owner, function.owner):
-                continue
-            if hidden := source.dynamic(function, owner):
-                return f"{source.where(function, hidden[0])} reaches modules without their names"
-            for mention in source.mentions(function, owner, keys[0], keys[1:]):
-                if not (source.harmless(function, mention.node) or _called(function, mention.node)):
-                    return f"{source.where(function, mention.node)} does more with {path} than to call it"
+        layer = self.model.get_submodule(path)
+        verdict = self.paths.only_called(layer, path)
+        own = self._own_forward(path) if captured else None
+        if verdict.reason or verdict.flags:
+            inside = verdict.event is not None and verdict.event.function is not None and not verdict.flags
+            if not (inside and verdict.event.function.node is own):  # type: ignore[union-attr]
+                return verdict.reason or f"{path} is used in another way once {_flag(verdict)} is set"
+        for call in self.paths.log.calls[id(layer)]:
+            if len(call.inputs) != 1:
+                return f"{call.place} does more with {path} than to call it"
         return ""
+
+    def _own_forward(self, path: str) -> ast.AST | None:
+        """The definition of the forward that calls a layer."""
+        owner = self.model.get_submodule(source.owner(self.model, path)[0])
+        forward = type(owner).forward
+        read = code.read(forward) if isinstance(forward, FunctionType) else None
+        return read.node if read is not None else None
 
     def _alike(self, paths: list[str]) -> Iterator[list[str] | Refusal]:
         groups: dict[str, list[str]] = {}
@@ -273,32 +287,17 @@ class _Survey(Survey):
         seen = {(op.source.file, op.source.line) for g in self.graphs for op in g.ops if op.source and op.view}
         for module in self.model.modules():  # a forward that was captured already runs elsewhere than it was written
             seen |= getattr(vars(module).get("forward"), "lines", frozenset())
-        owner_path, keys = source.owner(self.model, path)
-        owner = self.model.get_submodule(owner_path)
-        makers = frozenset(f for f in self.code.functions if any(source.mentions(f, owner, keys[0], keys[1:])))
-        whole = source.Whole(self.code, makers)
-        for function in self._handlers(path):
-            for node in ast.walk(function.node):
-                if not isinstance(node, ast.Attribute):
-                    continue
-                if node.attr == "data":
-                    return f"{source.where(function, node)} uses .data: what it changes there cannot be noticed"
-                lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
-                reached = any((function.file, line) in seen for line in lines)
-                if node.attr in _LAYOUT and not reached and not whole(function, node.value):
-                    return f"{source.where(function, node)}, which no input reached, may need {path}'s memory whole"
+        for use in self.paths.views_of(self.model.get_submodule(path)):
+            if use.name == "data" or (use.kind is Kind.WRITE and use.name == "data"):
+                return f"{use.place} uses .data: what it changes there cannot be noticed"
+            if use.kind is Kind.ESCAPE:
+                return f"{use.place} gives the output of {path} to {use.name}, which cannot be followed"
+            first, last = getattr(use.node, "lineno", 0), getattr(use.node, "end_lineno", None)
+            lines = range(first, (last or first) + 1)
+            file = use.function.file if use.function is not None else ""
+            if use.name in _LAYOUT and not any((file, line) in seen for line in lines):
+                return f"{use.place}, which no input reached, may need {path}'s memory whole"
         return ""
-
-    def _handlers(self, path: str) -> Iterator[source.Function]:
-        """Functions through whose hands the output of a layer may go."""
-        holders = {self.model.get_submodule(source.owner(self.model, path)[0])}
-        for graph in self.graphs:
-            for call in graph.calls_of(path):
-                readers = [op for value in call.outputs for op in (*graph.readers(value), *graph.consumers(value))]
-                holders |= {self.model.get_submodule(op.module) for op in readers}
-        for function in self.code.functions:
-            if function.owner is None or any(isinstance(holder, function.owner) for holder in holders):
-                yield function
 
     def _refusal(self, name: str, reason: str) -> Refusal:
         first = name.split(" + ")[0]
@@ -309,18 +308,8 @@ class _Survey(Survey):
         return Refusal(name, f"{reason}.")
 
 
-def _called(function: source.Function, node: ast.expr) -> bool:
-    """Whether a mention is called with one argument, itself or as what a comprehension runs over."""
-    parent = function.parents[node]
-    if isinstance(parent, ast.Call) and parent.func is node:
-        return len(parent.args) == 1 and not parent.keywords and not isinstance(parent.args[0], ast.Starred)
-    if isinstance(parent, ast.Tuple | ast.List) and isinstance(parent.ctx, ast.Load):
-        node, parent = parent, function.parents[parent]  # for layer in (self.q, self.k)
-    if isinstance(parent, ast.comprehension) and parent.iter is node and isinstance(parent.target, ast.Name):
-        name, scope = parent.target.id, function.parents[parent]
-        uses = [n for n in ast.walk(scope) if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Load)]
-        return all(_called(function, use) for use in uses)
-    return False
+def _flag(verdict: observe.Verdict) -> str:
+    return ", ".join(sorted(f"{flag.path}.{flag.name}".lstrip(".") for flag in verdict.flags))
 
 
 def _read_elsewhere(graph: FlowGraph, path: str) -> str:

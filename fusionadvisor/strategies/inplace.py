@@ -4,10 +4,10 @@ from torch import nn
 
 from fusionadvisor.flow.graph import FlowGraph, ModuleCall
 from fusionadvisor.report.model import Refusal, Source
-from fusionadvisor.strategies import source
 from fusionadvisor.strategies.base import Plan, Site, Strategy, Subject
+from fusionadvisor.strategies.legality import observe
+from fusionadvisor.strategies.legality.temporary import overwritable
 from fusionadvisor.strategies.modules import Sharing, blocker, unfit
-from fusionadvisor.strategies.temporaries import always_temporary
 
 _ACTIVATIONS = (
     nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.SiLU, nn.Mish, nn.Hardtanh, nn.Hardswish,
@@ -44,7 +44,7 @@ class InPlace(Strategy):
         """Look at every activation that is not in place yet."""
         if reason := blocker(subject.model):
             return Plan(blocker=reason)
-        sharing, code = Sharing(subject.model), source.read(subject.model)
+        sharing, code = Sharing(subject.model), observe.Code(subject.model)
         sites: list[Site] = []
         refused: list[Refusal] = []
         for path, module in subject.model.named_modules():
@@ -80,7 +80,7 @@ class InPlace(Strategy):
 
 
 def _refusal(
-    subject: Subject, path: str, module: nn.Module, sharing: Sharing, code: source.Code
+    subject: Subject, path: str, module: nn.Module, sharing: Sharing, code: observe.Code
 ) -> tuple[str, Source | None]:
     if reason := unfit(module, path, _ACTIVATIONS) or sharing.of(module, path):
         return reason, None
@@ -90,7 +90,7 @@ def _refusal(
         for call in graph.calls_of(path):
             if reason := _flow(subject.model, graph, call, subject.mode == "training"):
                 return reason, Source(call.source.file, call.source.line) if call.source else None
-    return always_temporary(code, subject.model, path), None
+    return overwritable(code, module, path).reason, None
 
 
 def _flow(model: nn.Module, graph: FlowGraph, call: ModuleCall, training: bool) -> str:

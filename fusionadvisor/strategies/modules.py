@@ -107,12 +107,17 @@ class Sharing:
         others = [other for other in self._modules[id(module)] if other != path]
         if others:
             return f"{path} is also registered as {others[0]}"
+        return self.memory(module, path)
+
+    def memory(self, module: nn.Module, path: str) -> str:
+        """Say what else holds one of this module's tensors; empty where nothing does."""
+        names = self._modules[id(module)]
         for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
             if tensor.numel() and tensor.layout is torch.strided:
-                own = f"{path}.{name}"
-                shared = [other for other in self._storages[tensor.untyped_storage().data_ptr()] if other != own]
+                own = {f"{known}.{name}" for known in names}
+                shared = [other for other in self._storages[tensor.untyped_storage().data_ptr()] if other not in own]
                 if shared:
-                    return f"{own} shares its memory with {shared[0]}"
+                    return f"{path}.{name} shares its memory with {shared[0]}"
         return ""
 
 

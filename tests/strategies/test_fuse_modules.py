@@ -19,7 +19,9 @@ IMAGE: Image = (4, 7, 7)
 
 
 def norms(model: nn.Module) -> int:
-    return sum(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+    """Batch norms that run; a guarded pair keeps its original as ``unfolded``."""
+    named = (name for name, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
+    return sum("unfolded" not in name for name in named)
 
 
 class Block(nn.Module):
@@ -222,7 +224,8 @@ class ReadsStatistics(Block):
 
 
 def test_shared_and_elsewhere_read_tensors() -> None:
-    for change, words in ((tied, "shares its memory with"), (aliased, "also registered as"), (sliced, "view")):
+    assert len(fuse.plan(subject(randomise(aliased(Block())).eval(), IMAGE)).sites) == 2  # called once all the same
+    for change, words in ((tied, "shares its memory with"), (sliced, "view")):
         plan = fuse.plan(subject(randomise(change(Block())).eval(), IMAGE))
         assert [site.name for site in plan.sites] == ["conv2 → bn2"]
         assert words in reasons(plan)
@@ -343,7 +346,7 @@ def test_a_path_not_taken_is_not_assumed_away(kind: type[nn.Module]) -> None:
 def test_another_module_may_reach_in() -> None:
     plan = fuse.plan(subject(randomise(Reaches()).eval(), IMAGE))
     assert [site.name for site in plan.sites] == ["block.conv2 → block.bn2"]
-    assert "(helper) uses block.conv1 another way" in reasons(plan)
+    assert "(helper) may return the output of block.conv1 without block.bn1" in reasons(plan)
 
 
 class WritesInputLater(Block):
@@ -511,7 +514,7 @@ class Scales(Pads):
 
 def test_a_function_may_ask_a_layer_for_its_hyper_parameters() -> None:
     folds(Pads(), 1)
-    refuses(Scales(), "uses self.conv another way")
+    refuses(Scales(), "(_scaled) reads a weight of conv")
 
 
 class Optional(nn.Module):
@@ -539,7 +542,7 @@ class Drops(Optional):
 def test_a_norm_that_is_always_there_is_no_branch() -> None:
     folds(Optional(False), 1)
     folds(nn.Sequential(Optional(False), Optional(False)), 2)
-    refuses(Drops(True), "uses self.conv another way")
+    refuses(Drops(True), "(Drops.forward) changes conv")
 
 
 class Reshaped(nn.Module):
@@ -552,9 +555,11 @@ class Reshaped(nn.Module):
         return self.last(torch.relu(self.bn(h.view(-1, 8)))).view(x.shape)
 
 
-def test_a_norm_that_reads_another_shape_is_named() -> None:
-    plan = fuse.plan(subject(randomise(Reshaped()).eval(), (5, 8)))
-    assert plan.sites == ()
-    assert [(refusal.site, refusal.reason) for refusal in plan.refused] == [
-        ("fc → bn", "aten::view comes between them.")
-    ]
+class Regrouped(Reshaped):
+    def forward(self, x: Tensor) -> Any:
+        return self.bn(self.fc(x).view(-1, 8, 4)).view(x.shape)
+
+
+def test_a_view_between_a_layer_and_its_norm() -> None:
+    folds(Reshaped(), 1, (5, 8))
+    refuses(Regrouped(), "(Regrouped.forward) uses the output of fc in view", shapes=((8, 8),))

@@ -3,8 +3,7 @@
 Every answer is a reason, empty where the code shows that there is none. What could not be followed is a reason.
 """
 
-import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from torch import nn
@@ -12,16 +11,20 @@ from torch import nn
 from fusionadvisor.strategies.legality.code import Function
 from fusionadvisor.strategies.legality.events import Event, Kind
 from fusionadvisor.strategies.legality.interpreter import Interpreter
-from fusionadvisor.strategies.legality.values import OPAQUE, Constant, Flag, Result, Value, known
+from fusionadvisor.strategies.legality.values import Constant, Flag, Result, Value, known
 
-PASSING = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
-"""Modules that in evaluation return their input."""
-_VIEWS: dict[str, Callable[[Event], bool]] = {
-    "flatten": lambda event: _numbers(event) == (0, 1),
-    "transpose": lambda event: _numbers(event) in ((1, 2), (2, 1), (-1, -2), (-2, -1), (1, -1), (-1, 1)),
-    "permute": lambda event: _numbers(event) == (0, 2, 1),
+_PASSING = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+_AXES: dict[str, tuple[tuple[object, ...], ...]] = {
+    "flatten": ((0, 1),),
+    "transpose": ((1, 2), (2, 1), (-1, -2), (-2, -1), (1, -1), (-1, 1)),
+    "permute": ((0, 2, 1),),
 }
-"""Views of a linear layer's output after which a batch norm still normalises its features."""
+"""Views of a linear layer's output, with their arguments, after which a batch norm still normalises its features."""
+
+
+def passes(module: nn.Module) -> bool:
+    """Whether a module in evaluation returns its input."""
+    return isinstance(module, nn.Identity) or type(module) in _PASSING
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class Verdict:
         event: Where that is.
         flags: Attributes that have to stay as they are for the answer to hold.
         between: Modules between the two that were asked about; they return their input in evaluation.
-        views: Names of the views between them.
+        views: The kinds of the views between them: ``axes`` keep the rank or lower it by one, ``rows`` make rows of any.
     """
 
     reason: str = ""
@@ -51,12 +54,12 @@ class _Answer:
     event: Event | None = None
     flags: set[Flag] = field(default_factory=set)
 
-    def against(self, event: Event, reason: str) -> None:
-        """Note an event that must not happen."""
+    def against(self, event: Event, reason: str, place: Event | None = None) -> None:
+        """Note an event that must not happen, and where people should look."""
         if event.flags:
             self.flags |= event.flags
         elif not self.reason:
-            self.reason, self.event = reason, event
+            self.reason, self.event = reason, place or event
 
 
 class Code:
@@ -110,18 +113,25 @@ class Code:
         return Verdict(answer.reason, answer.event, frozenset(answer.flags))
 
     def _reads(self, module: nn.Module) -> Iterator[Event]:
-        """Events in which the values of a module's weights matter to something that it does not do itself."""
-        for event in self.log.weights[id(module)]:
-            if any(module in call.modules for call in event.within) or event.entry.module is module:
+        """Events in which the values of a module's weights matter to something that it does not do itself.
+
+        A method that computes no output may count, show, store, hand out and overwrite weights.
+        """
+        todo = list(self.log.weights[id(module)])
+        seen: set[Event] = set()
+        while todo:
+            event = todo.pop(0)
+            if event in seen or any(module in call.modules for call in event.within) or event.entry.module is module:
                 continue
-            if event.kind is Kind.METADATA or (event.kind is Kind.WRITE and not event.entry.forward):
+            seen.add(event)
+            if event.kind is Kind.METADATA:
                 continue
-            if event.kind is Kind.RETURN and not event.entry.forward:
-                continue  # a method that hands out parameters, to an optimizer say
-            if event.kind in (Kind.KEEP, Kind.LOST) and not event.entry.forward:
-                continue
-            if not event.entry.forward and _maintains(event):
-                continue
+            if not event.entry.forward:
+                if event.kind is not Kind.OPERATION or event.name in _SHOWN:
+                    continue
+                if event.name in _SAME:
+                    todo += self.log.uses[event.result.event]
+                    continue
             yield event
 
     def feeds(self, first: nn.Module, second: nn.Module, names: tuple[str, str], *, views: bool = False) -> Verdict:
@@ -167,12 +177,15 @@ class Code:
                     continue
                 if use.kind is Kind.CALL and use.modules == (second,):
                     continue
-                if use.kind is Kind.CALL and len(use.modules) == 1 and type(use.modules[0]) in PASSING:
+                if use.kind is Kind.CALL and len(use.modules) == 1 and passes(use.modules[0]):
                     between[id(use.modules[0])] = use.modules[0]
-                elif views and use.kind is Kind.OPERATION and _is_view(use):
-                    passed[use.name] = None
+                elif views and use.kind is Kind.OPERATION and (kind := _view(use)):
+                    passed[kind] = None
                 elif use.kind is Kind.CALL and self._opens(use):
                     continue  # a module whose own code is followed: what it does with it are events of their own
+                elif use.kind is Kind.RETURN:
+                    answer.against(use, f"{made.place} may return the output of {names[0]} without {names[1]}", made)
+                    continue
                 else:
                     answer.against(use, f"{use.place} {_said(use, names[0])}")
                     continue
@@ -197,8 +210,8 @@ class Code:
             event = atom.event
             if event.kind is Kind.CALL and event.modules == (first,):
                 continue
-            passing = event.kind is Kind.CALL and len(event.modules) == 1 and type(event.modules[0]) in PASSING
-            if not (passing or (views and event.kind is Kind.OPERATION and _is_view(event))):
+            passing = event.kind is Kind.CALL and len(event.modules) == 1 and passes(event.modules[0])
+            if not (passing or (views and event.kind is Kind.OPERATION and bool(_view(event)))):
                 return False
             given = [a for occurrence in self._occurrences(event) for a in (occurrence.inputs or ((),))[0]]
             todo += [a for a in given if a not in seen]
@@ -209,10 +222,29 @@ class Code:
         """Every time that the same expression ran in the same context."""
         return [other for other in self.log.events if (other.origin or other) is event] or [event]
 
+    def views_of(self, module: nn.Module) -> Iterator[Event]:
+        """Everything that is done to what a module returns, and to views of that."""
+        for call in self.log.calls[id(module)]:
+            todo, seen = [call.result.event], {call.result.event}
+            while todo:
+                for use in self.log.uses[todo.pop()]:
+                    yield use
+                    following = use.result.event
+                    if use.kind in (Kind.OPERATION, Kind.WRITE) and following not in seen and use.name in _VIEWING:
+                        seen.add(following)
+                        todo.append(following)
+
     def at_once(self, first: nn.Module, second: nn.Module) -> bool:
         """Whether nothing happens between a call of ``first`` and the call of ``second`` that takes its result."""
         calls = {(e.entry, e.order): e for e in self.log.calls[id(second)]}
         return all((e.entry, e.order + 1) in calls for e in self.log.calls[id(first)])
+
+
+_VIEWING = frozenset(
+    {"view", "view_as", "reshape", "flatten", "unflatten", "transpose", "permute", "squeeze", "unsqueeze", "getitem",
+     "unpack", "unbind", "split", "chunk", "narrow", "expand", "T", "mT", "detach", "data", "swapaxes", "movedim"}
+)  # fmt: skip
+"""Operations whose result may live in the memory of what they are given."""
 
 
 def _several(call: Event) -> bool:
@@ -224,24 +256,23 @@ def _numbers(event: Event) -> tuple[object, ...]:
     return tuple(constant.value if isinstance(constant, Constant) else None for constant in constants)
 
 
-def _is_view(event: Event) -> bool:
-    return event.name in _VIEWS and _VIEWS[event.name](event)
+def _view(event: Event) -> str:
+    """The kind of a view that keeps the features of a linear layer what a batch norm normalises; empty for another."""
+    numbers = _numbers(event)
+    if event.name in ("view", "reshape") and len(numbers) == 2:
+        return "rows"  # of two dimensions the second has to be the number of features, or the norm fails
+    if event.name == "flatten" and numbers == (0, -2):
+        return "rows"
+    return "axes" if numbers in _AXES.get(event.name, ()) else ""
 
 
-def _maintains(event: Event) -> bool:
-    """Whether a method that computes no output reads weights to count, compare, show or store them."""
-    return event.name in _MAINTENANCE
-
-
-_MAINTENANCE = frozenset(
-    {"numel", "data", "clone", "detach", "copy_", "data_ptr", "cpu", "getitem", "unpack", "is_", "grad", "compare",
-     "shape", "to", "print", "format", "save"}
-)  # fmt: skip
+_SHOWN = frozenset({"compare", "print", "format", "save", "data_ptr", "copy", "grad", "norm", "is_contiguous"})
+"""Operations on weights that count or show something."""
+_SAME = frozenset({"data", "clone", "detach", "cpu", "to", "float", "getitem", "unpack", "view", "reshape", "numpy", "T"})
+"""Operations whose result is the weight again: what is done with it counts."""
 
 
 def _said(use: Event, name: str) -> str:
-    if use.kind is Kind.RETURN:
-        return f"returns the output of {name}" if use.entry.name != "forward" else f"returns the output of {name} as it is"
     if use.kind is Kind.CALL:
         return f"gives the output of {name} to {use.name}"
     if use.kind is Kind.KEEP:
@@ -251,14 +282,3 @@ def _said(use: Event, name: str) -> str:
     if use.kind is Kind.WRITE:
         return f"overwrites the output of {name}"
     return f"uses the output of {name} in {use.name}"
-
-
-_READ: "weakref.WeakKeyDictionary[nn.Module, Code]" = weakref.WeakKeyDictionary()
-
-
-def read(model: nn.Module) -> Code:
-    """The code of a model."""
-    return Code(model)
-
-
-__all__ = ["OPAQUE", "PASSING", "Code", "Iterable", "Verdict", "read"]
