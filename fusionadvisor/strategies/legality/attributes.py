@@ -23,6 +23,8 @@ METADATA = frozenset(
 )  # fmt: skip
 """Attributes of a tensor that tell nothing of its values."""
 _MISSING = object()
+SOME = slice("some")
+"""A slice whose bounds are not known."""
 
 
 class Attributes(Calls):
@@ -224,7 +226,7 @@ class Attributes(Calls):
         if isinstance(atom, Box):
             return self._item_of_box(atom, at, cut, node)
         if isinstance(atom, Live) and isinstance(atom.obj, nn.ModuleList | nn.ModuleDict | nn.Sequential | list | tuple | dict | range):
-            return self._item_of_live(atom, at, cut)
+            return self._item_of_live(atom, at, cut, node)
         if isinstance(atom, Live) and not isinstance(atom.obj, type) and hasattr(type(atom.obj), "__getitem__"):
             return self.call(self.attribute(frozenset({atom}), "__getitem__", node), Arguments((index,)), node)
         if isinstance(atom, Constant):
@@ -234,7 +236,7 @@ class Attributes(Calls):
     def _item_of_box(self, box: Box, at: Constant | None, cut: slice | None, node: ast.AST) -> Value:
         if box.items is not None and at is not None and isinstance(at.value, int):
             return box.items[at.value] if -len(box.items) <= at.value < len(box.items) else NOTHING
-        if box.items is not None and cut is not None:
+        if box.items is not None and cut is not None and cut is not SOME:
             return self.box(list, node, box.items[cut])
         if box.keys is not None and at is not None:
             return box.keys.get(at.value, NOTHING if issubclass(box.kind, dict) else box.content)
@@ -242,8 +244,10 @@ class Attributes(Calls):
             return self.box(list, node, None, None, box.content)
         return join(box.content, UNKNOWN) if not box.content else box.content
 
-    def _item_of_live(self, atom: Live, at: Constant | None, cut: slice | None) -> Value:
+    def _item_of_live(self, atom: Live, at: Constant | None, cut: slice | None, node: ast.AST) -> Value:
         stored = self.heap.get((id(atom.obj), "[]"), NOTHING)
+        if cut is SOME:
+            return self.box(list, node, None, None, join(*self.contents(frozenset({atom}))))
         if cut is not None:
             try:
                 key = ("part", id(atom.obj), cut.start, cut.stop, cut.step)
@@ -288,6 +292,8 @@ class Attributes(Calls):
         for atom in value:
             if isinstance(atom, Result | Weight) and node is not None:
                 found.append(self.operation("unpack", [frozenset({atom})], node))
+            elif isinstance(atom, Live) and isinstance(atom.obj, nn.Module) and self._exact(atom) is None:
+                found.append(frozenset({atom}))  # what cannot be iterated was a slice of a container of such
             elif isinstance(atom, Live) and node is not None and self._exact(atom) is None and not self._container(atom):
                 if Reach.of([frozenset({atom})]).modules:
                     self.escape("iteration", node, [frozenset({atom})])

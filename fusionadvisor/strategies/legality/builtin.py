@@ -23,9 +23,12 @@ if TYPE_CHECKING:
 
 METADATA_METHODS = frozenset(
     {"size", "dim", "numel", "nelement", "ndimension", "element_size", "is_floating_point", "is_complex", "get_device",
-     "is_inference", "is_pinned", "is_shared", "type_as_dtype", "__len__"}
+     "is_inference", "is_pinned", "is_shared", "__len__", "new_zeros", "new_ones", "new_empty",
+     "new_full", "new_tensor"}
 )  # fmt: skip
 """Methods of a tensor that tell nothing of its values."""
+SHAPED = frozenset({"view_as", "reshape_as", "expand_as", "type_as"})
+"""Methods that read nothing of their argument but its shape or dtype."""
 _METADATA_FUNCTIONS = (torch.is_tensor, torch.is_floating_point, torch.is_complex, torch.numel, torch.finfo, torch.iinfo,
                        torch.promote_types, torch.result_type, torch.broadcast_shapes)  # fmt: skip
 

@@ -148,6 +148,10 @@ class Calls(Machine):
         member = inspect.getattr_static(type(obj), "__call__", None)
         if isinstance(member, FunctionType) and not isinstance(obj, BuiltinFunctionType):
             return self._call_function(member, arguments.first(self.lifted(obj)), node)
+        if _name(obj).endswith("_like") and trusted(_home(obj)):
+            for argument in arguments:
+                self._asked(argument, _name(obj), node)
+            return self.operation(_name(obj), [], node)
         return self.operation(_name(obj), arguments, node)
 
     def _call_bound(self, bound: Bound, arguments: Arguments, node: ast.AST) -> Value:
@@ -430,11 +434,22 @@ class Calls(Machine):
             if isinstance(atom, Live) and _quiet(atom.obj):
                 results.append(UNKNOWN)
                 continue
+            if method.name in builtin.SHAPED:  # of the argument only the shape or dtype is read
+                for argument in arguments:
+                    self._asked(argument, method.name, node)
+                results.append(self.operation(method.name, [receiver], node))
+                continue
             writes = method.name.endswith("_") and not method.name.endswith("__")
             kind = Kind.WRITE if writes else Kind.OPERATION
             result = self.operation(method.name, [receiver, *arguments], node, kind)
             results.append(join(receiver, result) if writes else result)
         return join(*results)
+
+    def _asked(self, value: Value, name: str, node: ast.AST) -> None:
+        """Note that something was asked for that does not depend on values."""
+        tensors = frozenset(atom for atom in value if isinstance(atom, Result | Weight))
+        if tensors:
+            self.record(Kind.METADATA, name, node, [tensors])
 
     def entered(self, manager: Value, node: ast.expr) -> Value:
         """What ``with manager as …`` gives."""

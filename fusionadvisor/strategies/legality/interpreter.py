@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import nn
 
-from fusionadvisor.strategies.legality.attributes import Attributes
+from fusionadvisor.strategies.legality.attributes import SOME, Attributes
 from fusionadvisor.strategies.legality.code import Function, digest, where
 from fusionadvisor.strategies.legality.events import Event, Kind, Log
 from fusionadvisor.strategies.legality.frame import Frame, Names, merge
@@ -495,7 +495,7 @@ class Interpreter(Attributes):
         if all(bound is not None for bound in constants):
             numbers = tuple(bound.value for bound in constants if bound is not None)
             return self.once(("slice", numbers), lambda: slice(*numbers))
-        return UNKNOWN
+        return frozenset({Live(SOME)})
 
     def _get_JoinedStr(self, node: ast.JoinedStr) -> Value:  # noqa: N802
         parts = [self.value(part.value) if isinstance(part, ast.FormattedValue) else self.value(part) for part in node.values]

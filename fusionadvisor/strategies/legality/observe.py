@@ -91,12 +91,11 @@ class Code:
         overrun = self._interpreter.overrun
         return f"the model's code cannot be followed: {overrun}" if overrun else ""
 
-    def escaped(self, module: nn.Module) -> Verdict:
-        """Whether code that cannot be followed is given a module."""
-        answer = _Answer()
-        for event in self.log.escapes[id(module)]:
-            answer.against(event, f"{event.place} gives it to {event.name}, which cannot be followed")
-        return Verdict(answer.reason, answer.event, frozenset(answer.flags))
+    def given_away(self, event: Event, path: str) -> str:
+        """Say that code which cannot be followed is given a module."""
+        if event.name in self._interpreter.unreadable:
+            return f"the source of {event.name} cannot be read, so another use of {path} cannot be ruled out"
+        return f"{event.place} gives {path} to {event.name}, which cannot be followed"
 
     def only_called(self, module: nn.Module, path: str) -> Verdict:
         """Whether a module is only called: its weights are read by nobody but itself, and it is changed by nobody."""
@@ -104,7 +103,7 @@ class Code:
             return Verdict(self.unknown)
         answer = _Answer()
         for event in self.log.escapes[id(module)]:
-            answer.against(event, f"{event.place} gives {path} to {event.name}, which cannot be followed")
+            answer.against(event, self.given_away(event, path))
         for event in self._reads(module):
             answer.against(event, f"{event.place} reads a weight of {path} ({event.name})")
         for event in self.log.writes[id(module)]:

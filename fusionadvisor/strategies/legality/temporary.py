@@ -25,7 +25,7 @@ def overwritable(code: Code, module: nn.Module, path: str) -> Verdict:
     if code.unknown:
         return Verdict(code.unknown)
     for event in code.log.escapes[id(module)]:
-        return Verdict(f"{event.place} gives {path} to {event.name}, which cannot be followed", event)
+        return Verdict(code.given_away(event, path), event)
     for call in code.log.calls[id(module)]:
         if len(call.inputs) != 1:
             return Verdict(f"{call.place} gives {path} more than its input", call)

@@ -1,7 +1,9 @@
 """Abstract values: what an expression may denote on any path, as a set of atoms."""
 
+import functools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from types import BuiltinMethodType, CellType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -276,21 +278,33 @@ def _referred(item: Any) -> list[Any]:
         return [*item.values()]
     if isinstance(item, list | tuple | set | frozenset):
         return [*item]
-    found = [*getattr(item, "__dict__", {}).values()] if not hasattr(item, "__spec__") else []
+    if isinstance(item, ModuleType):
+        return []
+    found = [value for name, value in _attributes(item).items() if name != "__wrapped__"]
     slots = [name for kind in type(item).__mro__ for name in _names(vars(kind).get("__slots__", ()))]
     found += [getattr(item, name) for name in slots if hasattr(item, name)]
-    for name in ("__self__", "__wrapped__", "func", "args", "keywords"):
-        if name in ("func", "args", "keywords") and type(item).__module__ != "functools":
-            continue
-        value = getattr(item, name, None)
-        if value is not None and not hasattr(value, "__spec__"):
-            found.append(value)
-    for cell in getattr(item, "__closure__", None) or ():
-        try:
-            found.append(cell.cell_contents)
-        except ValueError:
-            continue
+    if isinstance(item, MethodType | BuiltinMethodType):
+        found.append(item.__self__)
+    if isinstance(item, functools.partial):
+        found += [item.func, *item.args, *item.keywords.values()]
+    if isinstance(item, FunctionType):
+        found += [cell.cell_contents for cell in item.__closure__ or () if _filled(cell)]
     return found
+
+
+def _attributes(item: Any) -> dict[str, Any]:
+    try:
+        held = object.__getattribute__(item, "__dict__")
+    except AttributeError:
+        return {}
+    return held if type(held) is dict else {}
+
+
+def _filled(cell: CellType) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:
+        return False
 
 
 def _names(slots: Any) -> tuple[str, ...]:
