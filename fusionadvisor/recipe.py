@@ -1,6 +1,5 @@
 """What was kept, as data, and how to do it again: with torch alone loaded, sites re-checked, then rewritten."""
 
-import copy
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from fusionadvisor.report.model import Mode, TensorSpec
 from fusionadvisor.strategies import source
 from fusionadvisor.strategies.base import Call, Plan, Site, Subject
 from fusionadvisor.strategies.modules import described, hooked
+from fusionadvisor.workload.copies import duplicate
 
 FORMAT = "1"
 FILE = "recipe.json"
@@ -202,7 +202,8 @@ def apply_recipe(model: nn.Module, recipe: Recipe | str | Path, *, example_input
         calls = (Call.of(example_inputs),)
         check_inputs(recipe.inputs, calls[0])
     check_model(recipe, model)
-    return perform(copy.deepcopy(model), recipe.steps, calls, mode=recipe.mode, device=recipe.device)
+    work = duplicate(model, training=recipe.mode == "training")
+    return perform(work, recipe.steps, calls, mode=recipe.mode, device=recipe.device)
 
 
 def check_model(recipe: Recipe, model: nn.Module) -> None:

@@ -1,6 +1,5 @@
 """Recipe and artefacts: written by one process, and counted only after another has loaded and verified them."""
 
-import copy
 import io
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ from fusionadvisor.files import write_atomically
 from fusionadvisor.recipe import Recipe, Step
 from fusionadvisor.report.model import Speedup, Verification, Workload
 from fusionadvisor.strategies.base import Call
+from fusionadvisor.workload.copies import duplicate
 from fusionadvisor.workload.usercode import what_happened
 
 _EXPORT_FAILURES = (RuntimeError, ValueError, TypeError, AssertionError, AttributeError, NotImplementedError)
@@ -133,7 +133,7 @@ def _measured(speedup: Speedup | None, verification: Verification | None) -> dic
 
 def _scrambled(model: nn.Module) -> nn.Module:
     """A copy with other weights, so that loading the saved ones is what makes it agree."""
-    other = copy.deepcopy(model)
+    other = duplicate(model)
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.add_(1)

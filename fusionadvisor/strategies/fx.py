@@ -18,6 +18,7 @@ from fusionadvisor.strategies.base import Call, Plan, Site, Strategy, Subject
 from fusionadvisor.strategies.modules import blocker, hooked
 from fusionadvisor.strategies.patterns import Finder, Match, NearMiss
 from fusionadvisor.strategies.pythonstate import PythonState
+from fusionadvisor.workload.copies import duplicate
 from fusionadvisor.workload.inputs import tensors_in
 
 _NONE = "Of GELU, SiLU, layer norm and RMS norm it found no formula written out in a way that it knows."
@@ -61,7 +62,7 @@ class FxPasses(Strategy):
             return Plan(blocker="A captured graph holds one mode, and this model is in training mode.")
         if reason := blocker(subject.model) or hooked(subject.model):
             return Plan(blocker=reason)
-        work = copy.deepcopy(subject.model)
+        work = duplicate(subject.model)
         capture = _capture(work, subject.calls, needed=bool(self.passes))
         inexact = [path for path in capture.graphs if capture.differs(path, subject.model, work, subject.calls)]
         for path in inexact:

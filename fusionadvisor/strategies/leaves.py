@@ -5,7 +5,6 @@ parameters, buffers and submodules from the module itself each time.
 """
 
 import ast
-import copy
 import functools
 import importlib
 import inspect
@@ -21,6 +20,7 @@ from torch import fx, nn
 from torch.utils._pytree import tree_leaves
 
 from fusionadvisor.strategies import source
+from fusionadvisor.workload.copies import duplicate
 
 FAILURES = (
     RuntimeError,
@@ -109,7 +109,7 @@ def unpacked(
     """
     lengths: list[int] = []
     while True:
-        work = copy.deepcopy(module)
+        work = duplicate(module)
         try:
             return work, trace(work, literals, lengths=lengths), lengths
         except UnpackedError as error:

@@ -1,6 +1,5 @@
 """Script the model, else trace it, then freeze."""
 
-import copy
 import re
 import warnings
 from collections import OrderedDict
@@ -19,6 +18,7 @@ from fusionadvisor.flow.graph import FlowGraph, Op
 from fusionadvisor.report.model import Refusal, Source
 from fusionadvisor.strategies.base import Call, Plan, Site, Strategy, Subject
 from fusionadvisor.strategies.modules import blocker, hooked
+from fusionadvisor.workload.copies import duplicate
 from fusionadvisor.workload.usercode import one_line
 
 _FAILURES = (
@@ -100,7 +100,7 @@ def _try_script(model: nn.Module) -> str:
     """Say why a copy cannot be scripted and frozen; empty where it can."""
     try:
         with _quiet(), torch.no_grad():
-            torch.jit.freeze(torch.jit.script(copy.deepcopy(model)))
+            torch.jit.freeze(torch.jit.script(duplicate(model)))
     except _FAILURES as error:
         return _first_line(error)
     return ""
@@ -110,9 +110,9 @@ def _try_trace(subject: Subject) -> Refusal | None:
     try:
         with warnings.catch_warnings(record=True) as caught, torch.no_grad():
             warnings.simplefilter("always")
-            torch.jit.freeze(_trace(copy.deepcopy(subject.model), subject.calls[0]))
+            torch.jit.freeze(_trace(duplicate(subject.model), subject.calls[0]))
             call = subject.calls[0].map(lambda _, tensor: tensor.clone())
-            returned = copy.deepcopy(subject.model)(*call.args, **call.kwargs)
+            returned = duplicate(subject.model)(*call.args, **call.kwargs)
     except _FAILURES as error:
         if found := re.match(r"Tracer cannot infer type of (\w+)\(", str(error)):
             reason = f"The model returns a {found[1]}, which a trace cannot: have it return a tuple or a dictionary."
