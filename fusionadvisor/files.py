@@ -1,5 +1,7 @@
 """Files as they should be written: whole or not at all."""
 
+import ctypes
+import hashlib
 import os
 import stat
 from pathlib import Path
@@ -61,6 +63,45 @@ def _write_draft(draft: Path, content: bytes, mode: int | None) -> None:
         if not named:
             # a directory descriptor, unused for an absolute path, is what makes os.link follow the link in /proc
             os.link(f"/proc/self/fd/{file.fileno()}", draft, src_dir_fd=file.fileno())
+
+
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
+
+
+def put_in_place(new: Path, place: Path) -> None:
+    """Have a folder take the place of another, or of none; what was there is in ``new`` then.
+
+    Linux exchanges the two in one step, so that there is a whole one whatever ends this process. Elsewhere it takes
+    two, and a process that is killed between them leaves the old folder as ``NAME.before``.
+
+    Raises:
+        OSError: If the folder cannot be replaced; it is as it was then.
+    """
+    if not place.exists():
+        os.rename(new, place)
+        return
+    if _exchanged(new, place):
+        return
+    before = place.with_name(f"{place.name}.before")
+    os.rename(place, before)
+    try:
+        os.rename(new, place)
+    except OSError:
+        os.rename(before, place)
+        raise
+    os.rename(before, new)
+
+
+def _exchanged(one: Path, other: Path) -> bool:
+    rename = getattr(ctypes.CDLL(None), "renameat2", None) if os.name == "posix" else None
+    paths = (os.fsencode(path) for path in (one, other))
+    return rename is not None and rename(_AT_FDCWD, next(paths), _AT_FDCWD, next(paths), _RENAME_EXCHANGE) == 0
+
+
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file's content, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def append(path: Path, text: str) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fusionadvisor import recipe, strategies
 from fusionadvisor.errors import InputError, StrategyError
 from fusionadvisor.evaluate import saving
+from fusionadvisor.files import sha256
 from fusionadvisor.recipe import Recipe, Step, apply_recipe
 from fusionadvisor.report.codec import from_dict, to_dict
 from fusionadvisor.report.model import Speedup, Verification, Workload
@@ -98,14 +99,32 @@ def test_other_weights_of_the_same_model_are_folded_anew(tmp_path: Path) -> None
 
 def test_artefacts_are_verified_after_loading(tmp_path: Path) -> None:
     model = small()
-    written(tmp_path, model)
+    made, _ = written(tmp_path, model)
     calls = (Call((X,)), Call((X[:1],)))
     assert saving.load(tmp_path / recipe.FILE, model, calls, run, "cpu").verdict == "agrees"
     weights = torch.load(tmp_path / "weights.pt", weights_only=True)
     weights["conv.weight"][0] += 1
     torch.save(weights, tmp_path / "weights.pt")
+    with pytest.raises(StrategyError, match=r"weights\.pt is not the file that was verified with this recipe\."):
+        saving.load(tmp_path / recipe.FILE, model, calls, run, "cpu")
+    digest = sha256(tmp_path / "weights.pt")  # as if it had been written so
+    recipe.save(tmp_path, replace(made, files=made.files | {"weights.pt": digest}))
     with pytest.raises(StrategyError, match=r"weights\.pt does not hold what was verified"):
         saving.load(tmp_path / recipe.FILE, model, calls, run, "cpu")
+
+
+@pytest.mark.parametrize(("name", "load"), [("weights.pt", "load_with_weights"), ("model.pt2", "load_exported")])
+def test_the_loader_refuses_an_artefact_that_was_changed(tmp_path: Path, name: str, load: str) -> None:
+    model = small()
+    written(tmp_path, model)
+    loader = loaded(tmp_path / recipe.LOADER)
+    given = (model,) if name == "weights.pt" else ()
+    with torch.no_grad():
+        assert torch.allclose(getattr(loader, load)(*given)(X), model(X), atol=1e-5)
+    with (tmp_path / name).open("ab") as file:
+        file.write(b"\0")
+    with pytest.raises(RuntimeError, match=f"{name} is not the file that was verified with this recipe"):
+        getattr(loader, load)(*given)
 
 
 def test_a_torchscript_archive_loads(tmp_path: Path) -> None:
@@ -145,7 +164,7 @@ class Net(nn.Module):
 """
 
 
-def load(path: Path) -> Any:
+def loaded(path: Path) -> Any:
     import importlib.util
 
     spec = importlib.util.spec_from_file_location("theirs", path)
@@ -160,7 +179,7 @@ def load(path: Path) -> Any:
 def test_production_needs_torch_alone(tmp_path: Path) -> None:
     source = tmp_path / "net.py"
     source.write_text(NET)
-    model = randomise(load(source).Net()).eval()
+    model = randomise(loaded(source).Net()).eval()
     torch.save(model.state_dict(), tmp_path / "weights_of_mine.pt")
     written(tmp_path / "out", model)
     done = subprocess.run(
@@ -173,18 +192,18 @@ def test_production_needs_torch_alone(tmp_path: Path) -> None:
 def test_a_changed_model_is_refused_in_words(tmp_path: Path) -> None:
     source = tmp_path / "net.py"
     source.write_text(NET)
-    made, _ = written(tmp_path / "out", load(source).Net().eval())
+    made, _ = written(tmp_path / "out", loaded(source).Net().eval())
     source.write_text(NET.replace("nn.Conv2d(3, 4, 3)", "nn.Conv2d(3, 4, 5)"))
     with pytest.raises(StrategyError, match=r"^conv is Conv2d, weight float32\[4, 3, 5, 5\]"):
-        apply_recipe(load(source).Net().eval(), made)
+        apply_recipe(loaded(source).Net().eval(), made)
     source.write_text(NET + "        # a comment\n")
-    apply_recipe(load(source).Net().eval(), made)
+    apply_recipe(loaded(source).Net().eval(), made)
     source.write_text(NET.replace("self.conv(x)))", "self.conv(x) + 1))"))
     with pytest.raises(StrategyError, match="source of Net is not what it was"):
-        apply_recipe(load(source).Net().eval(), made)
+        apply_recipe(loaded(source).Net().eval(), made)
     source.write_text(NET.replace("nn.BatchNorm2d(4)", "nn.BatchNorm2d(4); self.extra = nn.ReLU()"))
     with pytest.raises(StrategyError, match="extra is ReLU; when the recipe was made it was not there"):
-        apply_recipe(load(source).Net().eval(), made)
+        apply_recipe(loaded(source).Net().eval(), made)
 
 
 def test_what_makes_a_site_illegal_here_is_refused(tmp_path: Path) -> None:

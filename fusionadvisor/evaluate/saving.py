@@ -1,5 +1,6 @@
 """Recipe and artefacts: written by one process, and counted only after another has loaded and verified them."""
 
+import hashlib
 import io
 from collections.abc import Callable
 from pathlib import Path
@@ -38,12 +39,13 @@ def write(
     Returns:
         Their paths, and in a sentence what is missing among them; empty where nothing is.
     """
-    recipe.make_folder(folder)
-    artefacts = {}
     contents, missing = _artefacts(candidate, call, workload.mode == "inference")
-    for name, (what, content) in contents.items():
+    steps, code_files, notes = recipe.with_code(steps)
+    files = {name: content for name, (_, content) in contents.items()} | code_files
+    for name, content in files.items():
+        recipe.make_folder((folder / name).parent)
         write_atomically(folder / name, content)
-        artefacts[name] = what
+    artefacts = {name: what for name, (what, _) in contents.items()}
     modules, code = recipe.fingerprint(original)
     made = Recipe(
         steps=steps,
@@ -53,30 +55,33 @@ def write(
         device=workload.device,
         versions=dict(recipe.versions()),
         measured=_measured(speedup, verification),
-        notes=tuple(dict.fromkeys(f"{step.strategy}: {site.detail}" for step in steps for site in step.sites)),
+        notes=tuple(dict.fromkeys(f"{step.strategy}: {site.detail}" for step in steps for site in step.sites)) + notes,
         modules=modules,
         code=code,
         artefacts=artefacts,
+        files={name: hashlib.sha256(content).hexdigest() for name, content in files.items()},
         keys=_keys(original, candidate) if "weights.pt" in artefacts else {},
     )
-    return (*recipe.save(folder, made), *(str(folder / name) for name in artefacts)), missing
+    said = " ".join(sentence for sentence in (missing, *notes) if sentence)
+    return (*recipe.save(folder, made), *(str(folder / name) for name in files)), said
 
 
 def load(path: Path, original: nn.Module, calls: tuple[Call, ...], run: Run, device: str) -> Verification:
     """Load the recipe and each of its artefacts, and verify each against the original."""
     made = recipe.read(path)
-    found = recipe.apply_recipe(original, made, example_inputs=calls[0])
+    found = recipe.apply_recipe(original, path, example_inputs=calls[0])
     verification = verify(original, found, calls, run, device=device)
     if verification.verdict != "agrees":
         return verification
     for name in made.artefacts:
+        file = recipe.check_file(made, path.parent, name)
         if name == "weights.pt":
-            candidate = recipe.apply_recipe(_scrambled(original), made, example_inputs=calls[0])
-            candidate.load_state_dict(torch.load(path.with_name(name), weights_only=True))
+            candidate = recipe.apply_recipe(_scrambled(original), path, example_inputs=calls[0])
+            candidate.load_state_dict(torch.load(file, weights_only=True))
         elif name == "model.ts":
-            candidate = torch.jit.load(str(path.with_name(name)))  # type: ignore[no-untyped-call]
+            candidate = torch.jit.load(str(file))  # type: ignore[no-untyped-call]
         else:
-            candidate = torch.export.load(path.with_name(name)).module()
+            candidate = torch.export.load(file).module()
         # an exported program holds for the shapes it was captured with
         fitting = calls if name != "model.pt2" else tuple(call for call in calls if _alike(call, calls[0]))
         made_of_it = verify(original, candidate, fitting, run, device=device)
