@@ -18,6 +18,7 @@ from fusionadvisor.strategies.modules import blocker, hooked
 from fusionadvisor.strategies.passfile import PassFile, split
 from fusionadvisor.strategies.patterns import Finder, Match, NearMiss
 from fusionadvisor.strategies.pythonstate import PythonState
+from fusionadvisor.strategies.traced import Exported, Traced
 from fusionadvisor.workload.copies import duplicate
 from fusionadvisor.workload.inputs import tensors_in
 
@@ -165,9 +166,10 @@ class _Capture:
 
 def _forward(part: nn.Module, graph: fx.GraphModule) -> Callable[..., Any]:
     """What runs a graph in a module's place; where a strategy wrote the forward anew, under the same conditions."""
-    graph.recompile()
-    known = leaves.rewritten(part)
-    return known.again(graph.graph) if known else graph.forward
+    if known := leaves.rewritten(part):
+        return known.again(graph.graph)
+    with torch.no_grad():
+        return (Exported if hasattr(graph, "_out_spec") else Traced)(part, graph)
 
 
 def _capture(model: nn.Module, calls: tuple[Call, ...], needed: bool, free: list[list[int]] | None = None) -> _Capture:
@@ -236,8 +238,8 @@ class _Search:
 
 
 def _whole(model: nn.Module) -> fx.GraphModule:
-    """A module and all in it as one graph."""
-    with warnings.catch_warnings():
+    """A module and all in it as one graph, of what it does without gradients, as it is run."""
+    with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return fx.symbolic_trace(model)
 

@@ -203,6 +203,12 @@ class Rewritten:
         """Run it on the module as it is now."""
         return self._run(self.module, *args, **kwargs)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_run"}  # code that no file holds
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _run=function(state["graph"]))
+
 
 def rewritten(module: nn.Module) -> Rewritten | None:
     """The forward that a strategy has given a module; None where it has its own."""

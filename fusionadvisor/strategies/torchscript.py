@@ -18,6 +18,7 @@ from fusionadvisor.flow.graph import FlowGraph, Op
 from fusionadvisor.report.model import Refusal, Source
 from fusionadvisor.strategies.base import Call, Plan, Site, Strategy, Subject
 from fusionadvisor.strategies.modules import blocker, hooked
+from fusionadvisor.strategies.pythonstate import Constants, PythonState
 from fusionadvisor.workload.copies import duplicate
 from fusionadvisor.workload.usercode import one_line
 
@@ -60,11 +61,13 @@ class TorchScript(Strategy):
             return Plan(blocker="A frozen TorchScript module cannot train, and the model is in training mode.")
         if reason := blocker(subject.model) or hooked(subject.model):
             return Plan(blocker=reason)
+        if reason := PythonState.of(subject.model).changed(subject.model):
+            return Plan(blocker=reason)
         notes = ("TorchScript is deprecated upstream.",)
         scripted = _try_script(subject.model)
         if not scripted:
             return Plan((_site("script"),), notes=notes)
-        refusal = _untraceable(subject) or _try_trace(subject)
+        refusal = _asking(subject) or _untraceable(subject) or _try_trace(subject)
         if refusal:
             return Plan(refused=(Refusal("script", scripted), refusal), blocker=refusal.reason, notes=notes)
         return Plan((_site("trace"),), notes=(*notes, f"Traced, as scripting failed: {scripted}"))
@@ -127,6 +130,13 @@ def _try_trace(subject: Subject) -> Refusal | None:
             place = f"{warning.filename.rpartition('/')[2]}:{warning.lineno}"
             reason = f"A trace would hold what the first input gave at {place}: {what}."
             return Refusal("trace", reason, Source(warning.filename, warning.lineno))
+    return None
+
+
+def _asking(subject: Subject) -> Refusal | None:
+    """A setting of torch that the code goes by, of which a trace would hold the value."""
+    for setting in Constants.of(subject.model).settings:
+        return Refusal("trace", f"The model asks for the {setting} of torch: a trace would hold what it is now.")
     return None
 
 
