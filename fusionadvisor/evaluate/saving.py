@@ -10,6 +10,7 @@ from torch import nn
 
 from fusionadvisor import recipe
 from fusionadvisor.errors import StrategyError
+from fusionadvisor.evaluate import operations
 from fusionadvisor.evaluate.verify import verify
 from fusionadvisor.files import write_atomically
 from fusionadvisor.recipe import Recipe, Step
@@ -46,6 +47,8 @@ def write(
         recipe.make_folder((folder / name).parent)
         write_atomically(folder / name, content)
     artefacts = {name: what for name, (what, _) in contents.items()}
+    inference = workload.mode == "inference"
+    limits = operations.limits(original, candidate, call, workload.device, inference=inference)
     modules, code = recipe.fingerprint(original)
     made = Recipe(
         steps=steps,
@@ -61,8 +64,9 @@ def write(
         artefacts=artefacts,
         files={name: hashlib.sha256(content).hexdigest() for name, content in files.items()},
         keys=_keys(original, candidate) if "weights.pt" in artefacts else {},
+        limits=limits,
     )
-    said = " ".join(sentence for sentence in (missing, *notes) if sentence)
+    said = " ".join(sentence for sentence in (missing, *notes, operations.told(limits)) if sentence)
     return (*recipe.save(folder, made), *(str(folder / name) for name in files)), said
 
 
