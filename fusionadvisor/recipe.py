@@ -18,7 +18,7 @@ from fusionadvisor.report.codec import from_dict, to_dict
 from fusionadvisor.report.model import Mode, TensorSpec
 from fusionadvisor.strategies import passfile, source
 from fusionadvisor.strategies.base import Call, Plan, Site, Subject
-from fusionadvisor.strategies.modules import described, hooked
+from fusionadvisor.strategies.modules import class_name, described, hooked
 from fusionadvisor.workload.copies import duplicate
 
 FORMAT = "1"
@@ -349,8 +349,8 @@ def check_model(recipe: Recipe, model: nn.Module) -> None:
         StrategyError: If it differs; names the first module that does.
     """
     again = "Make a recipe for this model with fusion-advisor apply --save."
-    if recipe.model and type(model).__name__ != recipe.model:
-        raise StrategyError(f"The recipe was made for {recipe.model}, and this is {type(model).__name__}.", again)
+    if recipe.model and class_name(model) != recipe.model:
+        raise StrategyError(f"The recipe was made for {recipe.model}, and this is {class_name(model)}.", again)
     modules, code = fingerprint(model)
     for path in dict.fromkeys((*recipe.modules, *modules)) if recipe.modules else ():
         made, here = recipe.modules.get(path, "not there"), modules.get(path, "not there")

@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from fusionadvisor.report.codec import from_dict, to_dict
 from fusionadvisor.report.model import Speedup, Verification, Workload
 from fusionadvisor.strategies.base import Call
 from fusionadvisor.strategies.folding import FoldedNorm
+from fusionadvisor.workload.copies import duplicate
 from fusionadvisor.workload.inputs import spec_of
 from tests.strategies.subjects import assert_same, randomise, subject
 
@@ -53,19 +56,13 @@ def kept(model: nn.Module, name: str = "fuse_modules") -> tuple[Step, ...]:
 
 def written(folder: Path, model: nn.Module, name: str = "fuse_modules") -> tuple[Recipe, tuple[str, ...]]:
     steps = kept(model, name)
-    candidate = recipe.perform(_copy(model), steps, (Call((X,)),), device="cpu")
+    candidate = recipe.perform(duplicate(model), steps, (Call((X,)),), device="cpu")
     workload = Workload("small.py", model=type(model).__name__, inputs=(spec_of("x", X),))
     files, _ = saving.write(
         folder, workload, steps, model, candidate, Call((X,)),
         Speedup(1.25, (1.2, 1.3), (0.98, 1.02)), Verification("agrees", inputs=4),
     )  # fmt: skip
     return recipe.read(folder / recipe.FILE), files
-
-
-def _copy(model: nn.Module) -> nn.Module:
-    import copy
-
-    return copy.deepcopy(model)
 
 
 def run(model: nn.Module, call: Call) -> object:
@@ -132,6 +129,70 @@ def test_a_torchscript_archive_loads(tmp_path: Path) -> None:
     _, files = written(tmp_path, model, "torchscript")
     assert {Path(name).name for name in files} == {"recipe.json", "load_optimized.py", "model.ts"}
     assert saving.load(tmp_path / recipe.FILE, model, (Call((X,)),), run, "cpu").verdict == "agrees"
+
+
+class Locked(Small):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+    def forward(self, x: Tensor) -> Any:
+        with self.lock:
+            return torch.relu(self.bn(self.conv(x)))
+
+
+class WeightNormed(Small):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.utils.weight_norm(nn.Conv2d(3, 3, 1))
+
+    def forward(self, x: Tensor) -> Any:
+        return torch.relu(self.bn(self.conv(self.first(x))))
+
+
+def extractor() -> nn.Module:
+    """What a feature extractor is made of: nodes of a captured graph as outputs, and the class under its own name."""
+    model = Small()
+    graph = torch.fx.Tracer().trace(model)
+    output = next(node for node in graph.nodes if node.op == "output")
+    output.args = ({"features": output.args[0]},)
+    return torch.fx.GraphModule(model, graph, "Extractor")
+
+
+class Twice(nn.Module):
+    """A block under two paths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Small()
+        self.blocks = nn.ModuleList([self.block])
+
+    def forward(self, x: Tensor) -> Any:
+        return self.block(x)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:The tensor attribute")
+@pytest.mark.parametrize(
+    ("build", "strategy"),
+    [
+        (Locked, "fuse_modules"), (WeightNormed, "fuse_modules"), (extractor, "fuse_modules"),
+        (extractor, "channels_last"), (Twice, "channels_last"), (Twice, "torchscript"), (Locked, "channels_last"),
+    ],
+)  # fmt: skip
+def test_a_recipe_loads_on_a_fresh_model_whatever_it_is_made_of(
+    tmp_path: Path, build: Callable[[], nn.Module], strategy: str
+) -> None:
+    model = randomise(build()).eval()
+    written(tmp_path, model, strategy)
+    assert saving.load(tmp_path / recipe.FILE, model, (Call((X,)), Call((X[:1],))), run, "cpu").verdict == "agrees"
+    fresh = randomise(build(), 1).eval()  # never run, and not under no_grad
+    assert_same(fresh, apply_recipe(fresh, tmp_path / recipe.FILE, example_inputs=X), (Call((X,)),))
+
+
+def test_what_the_optimised_model_cannot_is_in_the_recipe(tmp_path: Path) -> None:
+    made, _ = written(tmp_path, small())
+    assert list(made.limits) == ["train"]
+    assert "train the original model and fold again" in made.limits["train"]
 
 
 PRODUCTION = """

@@ -16,6 +16,7 @@ from fusionadvisor.files import write_atomically
 from fusionadvisor.recipe import Recipe, Step
 from fusionadvisor.report.model import Speedup, Verification, Workload
 from fusionadvisor.strategies.base import Call
+from fusionadvisor.strategies.modules import class_name
 from fusionadvisor.workload.copies import duplicate
 from fusionadvisor.workload.usercode import what_happened
 
@@ -52,7 +53,7 @@ def write(
     modules, code = recipe.fingerprint(original)
     made = Recipe(
         steps=steps,
-        model=workload.model or type(original).__name__,
+        model=class_name(original),
         inputs=workload.inputs,
         mode=workload.mode,
         device=workload.device,

@@ -67,10 +67,10 @@ class FxPasses(Strategy):
             return Plan(blocker=reason)
         work = duplicate(subject.model)
         capture = _capture(work, subject.calls, needed=bool(self.passes))
-        inexact = [path for path in capture.graphs if capture.differs(path, subject.model, work, subject.calls)]
-        for path in inexact:
-            del capture.graphs[path]
-            capture.unfit[path] = f"What {capture.front_end} captures of it does not return exactly what it returns."
+        for path in list(capture.graphs):
+            if reason := capture.differs(path, subject.model, work, subject.calls):
+                del capture.graphs[path]
+                capture.unfit[path] = f"What {capture.front_end} captures of it {reason}."
         sites, refused = self._rewritten(capture)
         refused += (Refusal(path or "the model", reason) for path, reason in capture.unfit.items())
         notes = capture.notes if sites or refused else (*capture.notes, _NONE)
@@ -149,19 +149,23 @@ class _Capture:
             part = model.get_submodule(path)
             part.forward = _forward(part, graph)
 
-    def differs(self, path: str, model: nn.Module, work: nn.Module, calls: tuple[Call, ...]) -> bool:
-        """Whether with the graph at ``path``, not rewritten yet, ``work`` returns another bit than ``model``."""
+    def differs(self, path: str, model: nn.Module, work: nn.Module, calls: tuple[Call, ...]) -> str:
+        """Say how ``work`` differs from ``model`` with the graph at ``path``, not rewritten yet; empty if in no bit."""
         part = work.get_submodule(path)
         held = vars(part).get("forward")
-        part.forward = _forward(part, self.graphs[path])
+        forward = part.forward = _forward(part, self.graphs[path])
         try:
-            return any(not _same(_run(model, call), _run(work, call)) for call in calls)
+            if any(not _same(_run(model, call), _run(work, call)) for call in calls):
+                return "does not return exactly what it returns"
         except leaves.FAILURES:
-            return True
+            return "does not return exactly what it returns"
         finally:
             del part.forward
             if held is not None:
                 part.forward = held
+        if isinstance(forward, Traced) and calls and not forward.ran:
+            return "stands for calls that give every argument, and none of those recorded does"
+        return ""
 
 
 def _forward(part: nn.Module, graph: fx.GraphModule) -> Callable[..., Any]:

@@ -195,6 +195,18 @@ class Rewritten:
         self.lines = lines(graph)
         self._run = function(graph)
 
+    @property
+    def __code__(self) -> Any:  # torch.export asks for it, and for the signature
+        return self._own.__code__
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self._own.__get__(self.module))
+
+    @property
+    def _own(self) -> Any:
+        return type(self.module).forward
+
     def again(self, graph: fx.Graph) -> "Rewritten":
         """The same with this graph, which was made from its own."""
         return Rewritten(self.module, graph)

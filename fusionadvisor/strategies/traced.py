@@ -24,12 +24,15 @@ class Traced(leaves.Rewritten):
         self.constants = Constants.of(module)
         given = [node for node in self.graph.nodes if node.op == "placeholder"]
         self.names = tuple(str(node.target) for node in given)
+        self.ran = False
+        """Whether the graph has run for any call."""
         self.optional = frozenset(name for name, node in zip(self.names, given, strict=True) if node.args == (None,))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the graph, or the module's own forward."""
         if not self._stands_for(args, kwargs):
             return type(self.module).forward(self.module, *args, **kwargs)
+        self.ran = True
         return self._run(self.module, *args, **kwargs)
 
     def _stands_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -65,6 +68,7 @@ class Exported(Traced):
         """Run the graph, or the module's own forward."""
         flat = tree_flatten((args, kwargs))[0]
         if len(flat) == len(self.names) and self._stands_for(args, kwargs) and self._fits(flat):
+            self.ran = True
             return tree_unflatten(self._run(self.module, *flat), self.outputs)
         return type(self.module).forward(self.module, *args, **kwargs)
 
