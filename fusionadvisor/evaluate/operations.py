@@ -50,6 +50,10 @@ OPERATIONS: dict[str, Callable[[nn.Module], nn.Module]] = {
 """What each makes of a model, as a model of its own. Pickle is what ``torch.save`` writes."""
 
 
+_COPIES = ("copy.deepcopy", "torch.save")
+"""Those that make another model; the others change the model itself, and are tried on a copy."""
+
+
 def limits(original: nn.Module, candidate: nn.Module, call: Call, device: str, *, inference: bool) -> dict[str, str]:
     """The operations that the original allows and the candidate does not, and what happens, in words."""
     found = {}
@@ -65,7 +69,7 @@ def limits(original: nn.Module, candidate: nn.Module, call: Call, device: str, *
             continue  # nor does the original
         try:
             made = operation(candidate)
-            if _compiled(candidate) and not _compiled(made):
+            if name in _COPIES and _compiled(candidate) and not _compiled(made):
                 found[name] = "the result is not compiled"
             elif inference and (reason := _difference(mine, made, given, device)):
                 found[name] = reason

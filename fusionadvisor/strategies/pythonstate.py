@@ -90,11 +90,15 @@ class Constants:
 
     def hold(self) -> bool:
         """Whether everything is as it was."""
+        return not self.changed() and all(_SETTINGS[name]() == value for name, value in self.settings.items())
+
+    def changed(self) -> str:
+        """The name of the first value that is another; empty where none is."""
         for place, name, value in self.held:
             now = getattr(place, name, _MISSING)
             if now is not value and (type(now) is not type(value) or isinstance(value, nn.Module) or now != value):
-                return False
-        return all(_SETTINGS[name]() == value for name, value in self.settings.items())
+                return name
+        return ""
 
     def __getstate__(self) -> dict[str, Any]:
         # a module of Python's is known by its name to whoever loads this

@@ -41,8 +41,10 @@ class TorchScript(Strategy):
     Small models with many short ops, and programs that must run without Python.
 
     ## When it refuses
-    Training; models with hooks; where scripting fails, also: anything the tracer warns about, values read back to
-    Python, inputs that take another path, arguments that are no tensors. A trace holds only the path it saw.
+    Training; models with hooks; code that changes Python state in forward, or goes by a clock or random numbers of
+    Python's; where scripting fails, also: anything the tracer warns about, values read back to Python, settings of
+    torch that the code asks for, inputs that take another path, arguments that are no tensors. A trace holds only the
+    path it saw, and both hold attributes as they were.
 
     ## Example
     ```
