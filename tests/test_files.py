@@ -47,3 +47,31 @@ def test_bytes_permissions_and_places_that_cannot_be_written(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == [target]
     with pytest.raises(InputError, match="cannot be written"):
         write_atomically(tmp_path / "missing" / "x", "text")
+
+
+@pytest.mark.parametrize("unnamed", [True, False], ids=["drafts without a name", "drafts with a name"])
+def test_a_link_stays_and_its_target_is_written_with_its_permissions(
+    tmp_path: Path, unnamed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not unnamed:
+        monkeypatch.delattr(os, "O_TMPFILE", raising=False)
+    (tmp_path / "else").mkdir()
+    target, link = tmp_path / "else" / "report.json", tmp_path / "report.json"
+    target.write_text("old")
+    target.chmod(0o640)
+    link.symlink_to(Path("else") / "report.json")
+    write_atomically(link, "new")
+    assert link.is_symlink()
+    assert (target.read_text(), target.stat().st_mode & 0o777) == ("new", 0o640)
+    assert list((tmp_path / "else").iterdir()) == [target]
+
+
+def test_a_link_to_nothing_yet_and_a_link_to_itself(tmp_path: Path) -> None:
+    link, ring = tmp_path / "link", tmp_path / "ring"
+    link.symlink_to(tmp_path / "later")
+    write_atomically(link, "text")
+    assert link.is_symlink()
+    assert (tmp_path / "later").read_text() == "text"
+    ring.symlink_to(ring)
+    with pytest.raises(InputError, match="cannot be written"):
+        write_atomically(ring, "text")

@@ -158,7 +158,7 @@ def apply(
             progress=say,
         )  # fmt: skip
     # what auto dropped was not asked for, and what Ctrl-C kept from being tried did not fail
-    code = 0 if names == [AUTO] or report.interrupted else _exit_code(report)
+    code = _lost(report) if names == [AUTO] or report.interrupted else _exit_code(report)
     return output.finish(report, code)
 
 
@@ -255,6 +255,15 @@ def _exit_code(report: "Report") -> int:
         kind = EnvironmentUnfitError if unfit else StrategyError
         codes.append(fail(kind(f"{attempt.strategy} {labels.ENDED[attempt.outcome]}. {attempt.reason}".rstrip())))
     return max(codes)
+
+
+def _lost(report: "Report") -> int:
+    """Say on standard error where a recipe that was asked for did not hold, and return the code that means it."""
+    from fusionadvisor.cli.output import fail
+    from fusionadvisor.errors import StrategyError
+    from fusionadvisor.report.model import LOST
+
+    return max((fail(StrategyError(w.message)) for w in report.warnings if w.code == LOST), default=0)
 
 
 def _needs_cuda(strategy: str) -> bool:

@@ -1,6 +1,6 @@
 """Recipe and artefacts: written by one process, and counted only after another has loaded and verified them."""
 
-import copy
+import hashlib
 import io
 from collections.abc import Callable
 from pathlib import Path
@@ -10,11 +10,14 @@ from torch import nn
 
 from fusionadvisor import recipe
 from fusionadvisor.errors import StrategyError
+from fusionadvisor.evaluate import operations
 from fusionadvisor.evaluate.verify import verify
 from fusionadvisor.files import write_atomically
 from fusionadvisor.recipe import Recipe, Step
 from fusionadvisor.report.model import Speedup, Verification, Workload
 from fusionadvisor.strategies.base import Call
+from fusionadvisor.strategies.modules import class_name
+from fusionadvisor.workload.copies import duplicate
 from fusionadvisor.workload.usercode import what_happened
 
 _EXPORT_FAILURES = (RuntimeError, ValueError, TypeError, AssertionError, AttributeError, NotImplementedError)
@@ -38,45 +41,52 @@ def write(
     Returns:
         Their paths, and in a sentence what is missing among them; empty where nothing is.
     """
-    recipe.make_folder(folder)
-    artefacts = {}
     contents, missing = _artefacts(candidate, call, workload.mode == "inference")
-    for name, (what, content) in contents.items():
+    steps, code_files, notes = recipe.with_code(steps)
+    files = {name: content for name, (_, content) in contents.items()} | code_files
+    for name, content in files.items():
+        recipe.make_folder((folder / name).parent)
         write_atomically(folder / name, content)
-        artefacts[name] = what
+    artefacts = {name: what for name, (what, _) in contents.items()}
+    inference = workload.mode == "inference"
+    limits = operations.limits(original, candidate, call, workload.device, inference=inference)
     modules, code = recipe.fingerprint(original)
     made = Recipe(
         steps=steps,
-        model=workload.model or type(original).__name__,
+        model=class_name(original),
         inputs=workload.inputs,
         mode=workload.mode,
         device=workload.device,
         versions=dict(recipe.versions()),
         measured=_measured(speedup, verification),
-        notes=tuple(dict.fromkeys(f"{step.strategy}: {site.detail}" for step in steps for site in step.sites)),
+        notes=tuple(dict.fromkeys(f"{step.strategy}: {site.detail}" for step in steps for site in step.sites)) + notes,
         modules=modules,
         code=code,
         artefacts=artefacts,
+        files={name: hashlib.sha256(content).hexdigest() for name, content in files.items()},
         keys=_keys(original, candidate) if "weights.pt" in artefacts else {},
+        limits=limits,
     )
-    return (*recipe.save(folder, made), *(str(folder / name) for name in artefacts)), missing
+    said = " ".join(sentence for sentence in (missing, *notes, operations.told(limits)) if sentence)
+    return (*recipe.save(folder, made), *(str(folder / name) for name in files)), said
 
 
 def load(path: Path, original: nn.Module, calls: tuple[Call, ...], run: Run, device: str) -> Verification:
     """Load the recipe and each of its artefacts, and verify each against the original."""
     made = recipe.read(path)
-    found = recipe.apply_recipe(original, made, example_inputs=calls[0])
+    found = recipe.apply_recipe(original, path, example_inputs=calls[0])
     verification = verify(original, found, calls, run, device=device)
     if verification.verdict != "agrees":
         return verification
     for name in made.artefacts:
+        file = recipe.check_file(made, path.parent, name)
         if name == "weights.pt":
-            candidate = recipe.apply_recipe(_scrambled(original), made, example_inputs=calls[0])
-            candidate.load_state_dict(torch.load(path.with_name(name), weights_only=True))
+            candidate = recipe.apply_recipe(_scrambled(original), path, example_inputs=calls[0])
+            candidate.load_state_dict(torch.load(file, weights_only=True))
         elif name == "model.ts":
-            candidate = torch.jit.load(str(path.with_name(name)))  # type: ignore[no-untyped-call]
+            candidate = torch.jit.load(str(file))  # type: ignore[no-untyped-call]
         else:
-            candidate = torch.export.load(path.with_name(name)).module()
+            candidate = torch.export.load(file).module()
         # an exported program holds for the shapes it was captured with
         fitting = calls if name != "model.pt2" else tuple(call for call in calls if _alike(call, calls[0]))
         made_of_it = verify(original, candidate, fitting, run, device=device)
@@ -133,7 +143,7 @@ def _measured(speedup: Speedup | None, verification: Verification | None) -> dic
 
 def _scrambled(model: nn.Module) -> nn.Module:
     """A copy with other weights, so that loading the saved ones is what makes it agree."""
-    other = copy.deepcopy(model)
+    other = duplicate(model)
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.add_(1)

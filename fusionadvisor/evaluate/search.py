@@ -12,6 +12,7 @@ from fusionadvisor.recipe import Step
 from fusionadvisor.report import model
 from fusionadvisor.report.model import (
     INTERRUPTED,
+    LOST,
     Attempt,
     Hunt,
     Speedup,
@@ -210,8 +211,13 @@ class Trying:
             self.last = replace(self.last, verification=next(a.verification for a in attempts if a.kept))
         files: tuple[str, ...] = ()
         if save is not None and self.steps:
-            files, problem = _save(self.workload, self.steps, self.last, save, lambda job: self.do(job, "recipe"))
-            warnings = [*warnings, *problem]
+            files, said, lost = _save(self.workload, self.steps, self.last, save, lambda job: self.do(job, "recipe"))
+            warnings = [*warnings, *said]
+            if lost:  # what does not hold when it is done again was not proven
+                what = f"The recipe did not hold in a fresh process and was not kept: {lost}"
+                warnings.append(Warning(LOST, what))
+                attempts = [replace(a, outcome="refused", kept=False, reason=what) if a.kept else a for a in attempts]
+                self.steps, self.last = [], Done()
         last = self.last
         return Outcome(
             tuple(attempts), last.speedup, tuple(self.steps), last.before, last.after, last.verification,
@@ -225,17 +231,23 @@ def _reason(done: Done) -> str:
 
 def _save(
     workload: Workload, steps: list[Step], last: Done, folder: Path, do: Callable[[Job], Ended]
-) -> tuple[tuple[str, ...], list[Warning]]:
-    """Have one process write the recipe and its artefacts, and another load and verify them; else they do not stay."""
-    written = do(Job(workload, tuple(steps), save=str(folder), speedup=last.speedup, verification=last.verification))
-    loaded = do(Job(workload, recipe=str(folder / recipe.FILE))) if written.done.files else written
-    verification = loaded.done.verification
-    if verification is not None and verification.verdict == "agrees":
-        return written.done.files, [Warning("W-recipe", said) for said in (written.done.missing,) if said]
-    for name in written.done.files:
-        Path(name).unlink(missing_ok=True)
-    reason = loaded.reason or loaded.done.failure or _reason(loaded.done)
-    return (), [Warning("W-recipe", f"The recipe did not hold in a fresh process and was not kept: {reason}")]
+) -> tuple[tuple[str, ...], list[Warning], str]:
+    """Have one process write the recipe beside the folder, and another load and verify it; then it takes its place.
+
+    Returns:
+        The files, what is to be said of them, and why there are none.
+    """
+    with recipe.draft(folder) as beside:
+        written = do(
+            Job(workload, tuple(steps), save=str(beside), speedup=last.speedup, verification=last.verification)
+        )
+        loaded = do(Job(workload, recipe=str(beside / recipe.FILE))) if written.done.files else written
+        verification = loaded.done.verification
+        if verification is None or verification.verdict != "agrees":
+            return (), [], loaded.reason or loaded.done.failure or _reason(loaded.done)
+        recipe.publish(beside, folder)
+    files = tuple(str(folder / Path(name).relative_to(beside)) for name in written.done.files)
+    return files, [Warning("W-saved", said) for said in (written.done.missing,) if said], ""
 
 
 def made_of(strategy: Strategy, ended: Ended) -> Attempt:

@@ -1,6 +1,5 @@
 """One strategy tried on one program in this process: plan, rewrite a copy, verify, count, measure."""
 
-import copy
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
@@ -22,9 +21,9 @@ from fusionadvisor.recipe import Step
 from fusionadvisor.report.model import Attempt, Sites, Speedup, TimelineSummary, Timing, Verification, Workload
 from fusionadvisor.strategies.base import Call, Plan, Strategy, Subject
 from fusionadvisor.strategies.compile import itself
+from fusionadvisor.workload.copies import duplicate
 from fusionadvisor.workload.inputs import batch_size
 from fusionadvisor.workload.program import Program
-from fusionadvisor.workload.usercode import one_line
 
 Tell = Callable[[str], None]
 Goal = Literal["latency", "throughput", "memory"]
@@ -198,7 +197,7 @@ class _Trial:
             return Done(stopped)
         self.tell("rewriting")
         start = time.perf_counter()
-        candidate = strategy.rewrite(copy.deepcopy(base), plan, subject)
+        candidate = strategy.rewrite(copied(base), plan, subject)
         training = self.program.training
         with training.undone(candidate) if training else nullcontext():
             said = strategy.first_call(lambda: self.program.step(subject.calls[0], candidate))
@@ -309,10 +308,7 @@ def copied(model: nn.Module) -> nn.Module:
     Raises:
         StrategyError: If the model cannot be copied.
     """
-    try:
-        return copy.deepcopy(model)
-    except (RuntimeError, TypeError, NotImplementedError) as error:
-        raise StrategyError(f"The model cannot be copied: {one_line(error)}.") from error
+    return duplicate(model)
 
 
 def _subject(program: Program, base: nn.Module) -> Subject:

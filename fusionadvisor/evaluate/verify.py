@@ -5,7 +5,6 @@ error against float64 may be at most k times the original's own. k and the floor
 ``torch._dynamo.utils.same`` (torch 2.13), with the floor scaled down for outputs smaller than one.
 """
 
-import copy
 import dataclasses
 import math
 from collections import OrderedDict
@@ -18,8 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fusionadvisor.errors import StrategyError
 from fusionadvisor.report.model import Verification
 from fusionadvisor.strategies.base import Call
+from fusionadvisor.workload.copies import duplicate
 
 FLOOR = 1e-5
 NO_NUMBER = "the outputs hold no number to compare, so nothing can be verified"
@@ -264,8 +265,8 @@ _TOLERANCES = {
 def _in_double(model: nn.Module) -> nn.Module | None:
     """A float64 copy, or None where the model cannot be copied or cast."""
     try:
-        return copy.deepcopy(model).double()
-    except (RuntimeError, TypeError, NotImplementedError, AttributeError):
+        return duplicate(model).double()
+    except (StrategyError, RuntimeError, TypeError, NotImplementedError, AttributeError):
         return None
 
 

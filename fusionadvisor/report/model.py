@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = "1.0"
 INTERRUPTED = "W-interrupted"
+LOST = "W-recipe"
+"""A warning that a recipe did not hold when a fresh process loaded it, so that nothing was kept."""
 """Code of the warning on a report of a run that Ctrl-C ended."""
 
 Basis = Literal["measured", "recorded", "predicted"]

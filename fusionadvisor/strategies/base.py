@@ -84,6 +84,9 @@ class Strategy(ABC):
     slow: ClassVar[bool] = False
     """True where preparing takes far longer than a call: a search tries it last."""
 
+    runs: ClassVar[tuple[str, ...]] = ()
+    """Parameters that name a file of the user's and a function in it, ``FILE.py:NAME``. A recipe holds a copy of it."""
+
     def places(self, model: nn.Module) -> tuple[str, ...]:
         """Modules it may change, told at once, where planning takes long; empty for the whole model."""
         return ()

@@ -6,7 +6,6 @@ what was recorded is all it ever does, and only the order of its own lines chang
 """
 
 import ast
-import copy
 import operator
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +22,7 @@ from fusionadvisor.report.model import Refusal, Source
 from fusionadvisor.strategies import leaves, parts, rows, source, sums
 from fusionadvisor.strategies.base import Site
 from fusionadvisor.strategies.modules import hook, replace
+from fusionadvisor.workload.copies import duplicate
 from fusionadvisor.workload.usercode import one_line
 
 FEWEST = 3
@@ -86,7 +86,7 @@ def found(
         for group in _groups(products, taken):
             if captured is None:
                 captured = _fixed_order(model, graphs, code, owner) or _captured(
-                    copy.deepcopy(model.get_submodule(owner)), owner
+                    duplicate(model.get_submodule(owner)), owner
                 )
             paths = list(dict.fromkeys(product.path for product in group if product.path))
             name = " + ".join(paths) or _title(group, owner)

@@ -1,6 +1,5 @@
 """Keep a convolutional model in channels-last memory format."""
 
-import copy
 import traceback
 from typing import Any
 
@@ -12,6 +11,7 @@ from fusionadvisor.flow.graph import FlowGraph, Op
 from fusionadvisor.report.model import Refusal, Source
 from fusionadvisor.strategies.base import Plan, Site, Strategy, Subject
 from fusionadvisor.strategies.modules import blocker
+from fusionadvisor.workload.copies import duplicate
 from fusionadvisor.workload.usercode import one_line
 
 _CONVOLUTIONS = (nn.Conv2d, nn.ConvTranspose2d)
@@ -95,7 +95,7 @@ def _reader(graphs: tuple[FlowGraph, ...], model: nn.Module) -> Refusal | None:
 
 def _failure(subject: Subject) -> Refusal | None:
     """What a converted copy raises, and where in the user's code."""
-    candidate: Any = copy.deepcopy(subject.model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    candidate: Any = duplicate(subject.model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     for call in subject.calls:
         inputs = call.map(lambda _, tensor: tensor.clone())
         try:

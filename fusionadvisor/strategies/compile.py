@@ -1,6 +1,5 @@
 """torch.compile: the whole model, or only the blocks that repeat."""
 
-import copy
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ from fusionadvisor.strategies.base import Plan, Site, Strategy, Subject
 from fusionadvisor.strategies.graphs.state import contents_kept
 from fusionadvisor.strategies.modules import blocker
 from fusionadvisor.units import plural
+from fusionadvisor.workload.copies import duplicate
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 DYNAMIC = {"auto": None, "true": True, "false": False}
@@ -285,7 +285,7 @@ def _survey(subject: Subject, paths: list[str], dynamic: bool | None) -> _Survey
     from torch._dynamo.utils import get_compilation_metrics
 
     survey = _Survey()
-    twin = copy.deepcopy(subject.model)
+    twin = duplicate(subject.model)
 
     def collect(graph: Any, _: Any) -> Any:
         survey.graphs += 1

@@ -1,23 +1,25 @@
 """Graph passes on what can be captured: formulas written out by hand become single ops; users add their own passes."""
 
 import copy
-import importlib.util
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import fx, nn
 
-from fusionadvisor.errors import InputError, StrategyError
+from fusionadvisor.errors import StrategyError
 from fusionadvisor.report.model import Refusal
 from fusionadvisor.strategies import leaves
 from fusionadvisor.strategies.base import Call, Plan, Site, Strategy, Subject
 from fusionadvisor.strategies.modules import blocker, hooked
+from fusionadvisor.strategies.passfile import PassFile, split
 from fusionadvisor.strategies.patterns import Finder, Match, NearMiss
 from fusionadvisor.strategies.pythonstate import PythonState
+from fusionadvisor.strategies.traced import Exported, Traced
+from fusionadvisor.workload.copies import duplicate
 from fusionadvisor.workload.inputs import tensors_in
 
 _NONE = "Of GELU, SiLU, layer norm and RMS norm it found no formula written out in a way that it knows."
@@ -53,6 +55,8 @@ class FxPasses(Strategy):
     id = "fx"
     order = 20
 
+    runs: ClassVar[tuple[str, ...]] = ("passes",)
+
     passes: str = ""
 
     def plan(self, subject: Subject) -> Plan:
@@ -61,12 +65,12 @@ class FxPasses(Strategy):
             return Plan(blocker="A captured graph holds one mode, and this model is in training mode.")
         if reason := blocker(subject.model) or hooked(subject.model):
             return Plan(blocker=reason)
-        work = copy.deepcopy(subject.model)
+        work = duplicate(subject.model)
         capture = _capture(work, subject.calls, needed=bool(self.passes))
-        inexact = [path for path in capture.graphs if capture.differs(path, subject.model, work, subject.calls)]
-        for path in inexact:
-            del capture.graphs[path]
-            capture.unfit[path] = f"What {capture.front_end} captures of it does not return exactly what it returns."
+        for path in list(capture.graphs):
+            if reason := capture.differs(path, subject.model, work, subject.calls):
+                del capture.graphs[path]
+                capture.unfit[path] = f"What {capture.front_end} captures of it {reason}."
         sites, refused = self._rewritten(capture)
         refused += (Refusal(path or "the model", reason) for path, reason in capture.unfit.items())
         notes = capture.notes if sites or refused else (*capture.notes, _NONE)
@@ -80,9 +84,7 @@ class FxPasses(Strategy):
         """
         free = next((site.data["free"] for site in plan.sites if site.data), None)
         capture = _capture(model, subject.calls, needed=bool(self.passes), free=free)
-        found = {site.name for site in self._rewritten(capture)[0]}
-        if missing := [site.name for site in plan.sites if site.name not in found]:
-            raise StrategyError(f"fx does not find {missing[0]} in this model.", "Make the recipe again.")
+        self._rewritten(capture, wanted=plan.sites)
         capture.install(model)
         return model
 
@@ -92,8 +94,12 @@ class FxPasses(Strategy):
             return "The model is in training mode."
         return blocker(model) or hooked(model)
 
-    def _rewritten(self, capture: "_Capture") -> tuple[list[Site], list[Refusal]]:
-        """Rewrite the captured graphs; say what was changed and what only came close."""
+    def _rewritten(self, capture: "_Capture", wanted: Sequence[Site] = ()) -> tuple[list[Site], list[Refusal]]:
+        """Rewrite the captured graphs; say what was changed and what only came close.
+
+        Raises:
+            StrategyError: If a site that is wanted is not found; the user's own pass has not run then.
+        """
         sites: list[Site] = []
         refused: dict[str, Refusal] = {}
         for path, graph in list(capture.graphs.items()):
@@ -105,10 +111,18 @@ class FxPasses(Strategy):
                 else:
                     refused[name] = Refusal(name, f"{found.reason[:1].upper()}{found.reason[1:]}.")
             if self.passes:
-                capture.graphs[path] = _user_pass(self.passes)(graph) or graph
-                sites.append(Site(f"{path or 'the model'}: {self.passes}", (path,) if path else (), data=capture.data))
+                # from a recipe the file lies in another folder: its name and its function are what stays
+                name = f"{path or 'the model'}: {Path(self.passes).name}"
+                sites.append(Site(name, (path,) if path else (), data=capture.data))
             elif not any(isinstance(found, Match) for found in changed):
                 del capture.graphs[path]  # nothing to gain: its own code stays
+        names = {site.name for site in sites}
+        if missing := [site.name for site in wanted if site.name not in names]:
+            raise StrategyError(f"fx does not find {missing[0]} in this model.", "Make the recipe again.")
+        if self.passes:
+            file, name = split(self.passes)
+            own: Pass = PassFile(file).function(name)
+            capture.graphs |= {path: own(graph) or graph for path, graph in capture.graphs.items()}
         return sites, list(refused.values())
 
 
@@ -135,26 +149,31 @@ class _Capture:
             part = model.get_submodule(path)
             part.forward = _forward(part, graph)
 
-    def differs(self, path: str, model: nn.Module, work: nn.Module, calls: tuple[Call, ...]) -> bool:
-        """Whether with the graph at ``path``, not rewritten yet, ``work`` returns another bit than ``model``."""
+    def differs(self, path: str, model: nn.Module, work: nn.Module, calls: tuple[Call, ...]) -> str:
+        """Say how ``work`` differs from ``model`` with the graph at ``path``, not rewritten yet; empty if in no bit."""
         part = work.get_submodule(path)
         held = vars(part).get("forward")
-        part.forward = _forward(part, self.graphs[path])
+        forward = part.forward = _forward(part, self.graphs[path])
         try:
-            return any(not _same(_run(model, call), _run(work, call)) for call in calls)
+            if any(not _same(_run(model, call), _run(work, call)) for call in calls):
+                return "does not return exactly what it returns"
         except leaves.FAILURES:
-            return True
+            return "does not return exactly what it returns"
         finally:
             del part.forward
             if held is not None:
                 part.forward = held
+        if isinstance(forward, Traced) and calls and not forward.ran:
+            return "stands for calls that give every argument, and none of those recorded does"
+        return ""
 
 
 def _forward(part: nn.Module, graph: fx.GraphModule) -> Callable[..., Any]:
     """What runs a graph in a module's place; where a strategy wrote the forward anew, under the same conditions."""
-    graph.recompile()
-    known = leaves.rewritten(part)
-    return known.again(graph.graph) if known else graph.forward
+    if known := leaves.rewritten(part):
+        return known.again(graph.graph)
+    with torch.no_grad():
+        return (Exported if hasattr(graph, "_out_spec") else Traced)(part, graph)
 
 
 def _capture(model: nn.Module, calls: tuple[Call, ...], needed: bool, free: list[list[int]] | None = None) -> _Capture:
@@ -223,8 +242,8 @@ class _Search:
 
 
 def _whole(model: nn.Module) -> fx.GraphModule:
-    """A module and all in it as one graph."""
-    with warnings.catch_warnings():
+    """A module and all in it as one graph, of what it does without gradients, as it is run."""
+    with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return fx.symbolic_trace(model)
 
@@ -301,23 +320,6 @@ def _module_of(node: fx.Node, path: str) -> str:
     inner = [entry[0] for entry in stack.values()][-1] if stack else ""
     inner = inner.removeprefix("L['self'].") if isinstance(inner, str) else ""
     return ".".join(part for part in (path, inner) if part) or "the model"
-
-
-def _user_pass(where: str) -> Pass:
-    file, _, name = where.rpartition(":")
-    path = Path(file)
-    if not name or not path.is_file():
-        raise InputError(f"There is no pass '{where}'.", "Name it as my_passes.py:function.")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    found = getattr(module, name, None)
-    if not callable(found):
-        raise InputError(f"{file} has no function '{name}'.", "Name it as my_passes.py:function.")
-    made: Pass = found
-    return made
 
 
 def _run(model: nn.Module, call: Call) -> list[torch.Tensor]:

@@ -5,7 +5,6 @@ parameters, buffers and submodules from the module itself each time.
 """
 
 import ast
-import copy
 import functools
 import importlib
 import inspect
@@ -21,6 +20,7 @@ from torch import fx, nn
 from torch.utils._pytree import tree_leaves
 
 from fusionadvisor.strategies import source
+from fusionadvisor.workload.copies import duplicate
 
 FAILURES = (
     RuntimeError,
@@ -109,7 +109,7 @@ def unpacked(
     """
     lengths: list[int] = []
     while True:
-        work = copy.deepcopy(module)
+        work = duplicate(module)
         try:
             return work, trace(work, literals, lengths=lengths), lengths
         except UnpackedError as error:
@@ -195,6 +195,18 @@ class Rewritten:
         self.lines = lines(graph)
         self._run = function(graph)
 
+    @property
+    def __code__(self) -> Any:  # torch.export asks for it, and for the signature
+        return self._own.__code__
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self._own.__get__(self.module))
+
+    @property
+    def _own(self) -> Any:
+        return type(self.module).forward
+
     def again(self, graph: fx.Graph) -> "Rewritten":
         """The same with this graph, which was made from its own."""
         return Rewritten(self.module, graph)
@@ -202,6 +214,12 @@ class Rewritten:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run it on the module as it is now."""
         return self._run(self.module, *args, **kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_run"}  # code that no file holds
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _run=function(state["graph"]))
 
 
 def rewritten(module: nn.Module) -> Rewritten | None:

@@ -127,8 +127,13 @@ def described(model: nn.Module) -> dict[str, str]:
     for path, module in model.named_modules(remove_duplicate=False):
         own = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
         shapes = [f"{name} {str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for name, t in own]
-        found[path] = ", ".join((type(module).__name__, *shapes))
+        found[path] = ", ".join((class_name(module), *shapes))
     return found
+
+
+def class_name(module: nn.Module) -> str:
+    """The name of a module's class; of a captured graph the one that its copies have as well."""
+    return "GraphModule" if isinstance(module, torch.fx.GraphModule) else type(module).__name__
 
 
 def replace(model: nn.Module, path: str, module: nn.Module) -> None:

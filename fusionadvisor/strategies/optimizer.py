@@ -1,6 +1,5 @@
 """The optimizer's update: one kernel for all parameters instead of several for each."""
 
-import copy
 import inspect
 from collections import Counter
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from fusionadvisor.flow.record import record
 from fusionadvisor.report.model import Refusal
 from fusionadvisor.strategies.base import Plan, Site, Strategy, Subject
 from fusionadvisor.units import plural
+from fusionadvisor.workload.copies import duplicate
 from fusionadvisor.workload.training import CLIPPERS, CLIPPING, OPTIONS, set_options
 from fusionadvisor.workload.usercode import one_line
 
@@ -208,6 +208,6 @@ def _second_step(subject: Subject) -> FlowGraph | None:
     """A step like all but the first, which finds no gradients there to fill with zeros."""
     if subject.run is None or not subject.calls:
         return subject.graphs[0] if subject.graphs else None
-    run, call, twin = subject.run, subject.calls[0], copy.deepcopy(subject.model)
+    run, call, twin = subject.run, subject.calls[0], duplicate(subject.model)
     run(twin, call.map(lambda _, tensor: tensor.clone()))
     return record(lambda: run(twin, call), twin, call)

@@ -1,7 +1,6 @@
 """Whether a graph could be captured, found out without capturing one: on any machine, with or without CUDA."""
 
 import ast
-import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +19,7 @@ from fusionadvisor.strategies.graphs.state import contents_kept
 from fusionadvisor.strategies.graphs.where import short
 from fusionadvisor.strategies.modules import hook
 from fusionadvisor.strategies.source import Code, read
+from fusionadvisor.workload.copies import duplicate
 from fusionadvisor.workload.inputs import forward_names
 
 _REGISTER = "Register it with torch.utils._pytree"
@@ -151,7 +151,7 @@ def arguments_of(subject: Subject) -> Call | None:
         return None
     if subject.run is None or subject.mode == "inference":
         return subject.calls[0]
-    twin = copy.deepcopy(subject.model)
+    twin = duplicate(subject.model)
     seen: list[Call] = []
 
     def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -1,6 +1,5 @@
 """Let attention that is written out run as ``scaled_dot_product_attention``, where it is proven to mean that."""
 
-import copy
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from fusionadvisor.strategies.attend import fits
 from fusionadvisor.strategies.attention import Attention, Reader
 from fusionadvisor.strategies.base import Plan, Site, Strategy, Subject
 from fusionadvisor.strategies.modules import blocker
+from fusionadvisor.workload.copies import duplicate
 from fusionadvisor.workload.inputs import Call, tensors_in
 from fusionadvisor.workload.usercode import one_line
 
@@ -232,7 +232,7 @@ class _Proof:
 
     def _calls(self) -> list[Call]:
         """What the module is called with, in a copy of the model."""
-        work, found = copy.deepcopy(self.subject.model), []
+        work, found = duplicate(self.subject.model), []
 
         def keep(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             found.append(Call(args, dict(kwargs)).map(lambda _, tensor: tensor.detach().clone()))

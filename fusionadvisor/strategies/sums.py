@@ -19,6 +19,7 @@ from fusionadvisor.flow.graph import FlowGraph
 from fusionadvisor.strategies import leaves, parts, source
 from fusionadvisor.strategies.modules import hook, replace
 from fusionadvisor.strategies.pairing import branch_free
+from fusionadvisor.workload.copies import duplicate
 
 _ADDS = (operator.add, torch.add)
 
@@ -46,7 +47,7 @@ def groups(model: nn.Module, graphs: tuple[FlowGraph, ...], code: source.Code, p
         return
     own = [path for path in own if all(path not in g.switched and _only_added(g, owner_path, path) for g in graphs)]
     try:
-        graph = leaves.trace(copy.deepcopy(owner), {})
+        graph = leaves.trace(duplicate(owner), {})
     except leaves.FAILURES:
         return
     names = {path.removeprefix(f"{owner_path}.") if owner_path else path: path for path in own}

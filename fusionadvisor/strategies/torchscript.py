@@ -1,6 +1,5 @@
 """Script the model, else trace it, then freeze."""
 
-import copy
 import re
 import warnings
 from collections import OrderedDict
@@ -19,6 +18,8 @@ from fusionadvisor.flow.graph import FlowGraph, Op
 from fusionadvisor.report.model import Refusal, Source
 from fusionadvisor.strategies.base import Call, Plan, Site, Strategy, Subject
 from fusionadvisor.strategies.modules import blocker, hooked
+from fusionadvisor.strategies.pythonstate import Constants, PythonState
+from fusionadvisor.workload.copies import duplicate
 from fusionadvisor.workload.usercode import one_line
 
 _FAILURES = (
@@ -40,8 +41,10 @@ class TorchScript(Strategy):
     Small models with many short ops, and programs that must run without Python.
 
     ## When it refuses
-    Training; models with hooks; where scripting fails, also: anything the tracer warns about, values read back to
-    Python, inputs that take another path, arguments that are no tensors. A trace holds only the path it saw.
+    Training; models with hooks; code that changes Python state in forward, or goes by a clock or random numbers of
+    Python's; where scripting fails, also: anything the tracer warns about, values read back to Python, settings of
+    torch that the code asks for, inputs that take another path, arguments that are no tensors. A trace holds only the
+    path it saw, and both hold attributes as they were.
 
     ## Example
     ```
@@ -60,11 +63,13 @@ class TorchScript(Strategy):
             return Plan(blocker="A frozen TorchScript module cannot train, and the model is in training mode.")
         if reason := blocker(subject.model) or hooked(subject.model):
             return Plan(blocker=reason)
+        if reason := PythonState.of(subject.model).changed(subject.model):
+            return Plan(blocker=reason)
         notes = ("TorchScript is deprecated upstream.",)
         scripted = _try_script(subject.model)
         if not scripted:
             return Plan((_site("script"),), notes=notes)
-        refusal = _untraceable(subject) or _try_trace(subject)
+        refusal = _asking(subject) or _untraceable(subject) or _try_trace(subject)
         if refusal:
             return Plan(refused=(Refusal("script", scripted), refusal), blocker=refusal.reason, notes=notes)
         return Plan((_site("trace"),), notes=(*notes, f"Traced, as scripting failed: {scripted}"))
@@ -100,7 +105,7 @@ def _try_script(model: nn.Module) -> str:
     """Say why a copy cannot be scripted and frozen; empty where it can."""
     try:
         with _quiet(), torch.no_grad():
-            torch.jit.freeze(torch.jit.script(copy.deepcopy(model)))
+            torch.jit.freeze(torch.jit.script(duplicate(model)))
     except _FAILURES as error:
         return _first_line(error)
     return ""
@@ -110,9 +115,9 @@ def _try_trace(subject: Subject) -> Refusal | None:
     try:
         with warnings.catch_warnings(record=True) as caught, torch.no_grad():
             warnings.simplefilter("always")
-            torch.jit.freeze(_trace(copy.deepcopy(subject.model), subject.calls[0]))
+            torch.jit.freeze(_trace(duplicate(subject.model), subject.calls[0]))
             call = subject.calls[0].map(lambda _, tensor: tensor.clone())
-            returned = copy.deepcopy(subject.model)(*call.args, **call.kwargs)
+            returned = duplicate(subject.model)(*call.args, **call.kwargs)
     except _FAILURES as error:
         if found := re.match(r"Tracer cannot infer type of (\w+)\(", str(error)):
             reason = f"The model returns a {found[1]}, which a trace cannot: have it return a tuple or a dictionary."
@@ -127,6 +132,13 @@ def _try_trace(subject: Subject) -> Refusal | None:
             place = f"{warning.filename.rpartition('/')[2]}:{warning.lineno}"
             reason = f"A trace would hold what the first input gave at {place}: {what}."
             return Refusal("trace", reason, Source(warning.filename, warning.lineno))
+    return None
+
+
+def _asking(subject: Subject) -> Refusal | None:
+    """A setting of torch that the code goes by, of which a trace would hold the value."""
+    for setting in Constants.of(subject.model).settings:
+        return Refusal("trace", f"The model asks for the {setting} of torch: a trace would hold what it is now.")
     return None
 
 

@@ -1,6 +1,5 @@
 """A workload that can run: the model on its device, its inputs, and one step of it."""
 
-import copy
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -10,10 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from fusionadvisor.errors import EnvironmentUnfitError, InputError
+from fusionadvisor.errors import EnvironmentUnfitError, InputError, StrategyError
 from fusionadvisor.flow.frames import built_alike, construction_watched
 from fusionadvisor.report.model import Mode, TensorSpec, Workload, spelled
 from fusionadvisor.workload.checkpoint import parse_arguments
+from fusionadvisor.workload.copies import duplicate
 from fusionadvisor.workload.inputs import Call, Given, Source, batch_size, forward_names, spec_of, tensors_in
 from fusionadvisor.workload.saved import open_saved
 from fusionadvisor.workload.source import find_source
@@ -256,8 +256,10 @@ def _refuse_model_from(workload: Workload) -> None:
 
 def _copied(model: nn.Module, label: str) -> nn.Module:
     """A copy of a model that a file holds in a variable: programs must not share what a strategy may change."""
-    with user_code(f"{label} cannot be copied", "Define build_model() that builds it."):
-        own = copy.deepcopy(model)
+    try:
+        own = duplicate(model)
+    except StrategyError as error:
+        raise InputError(f"{label}: {error.what}", "Define build_model() that builds it.") from error
     built_alike(own, model)
     return own
 

@@ -1,7 +1,12 @@
 """``fusion-advisor apply``: what only this command takes."""
 
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
+from fusionadvisor.cli.apply import _lost
+from fusionadvisor.report.model import LOST, Report, Tool, Warning
 from tests.cli.conftest import Cli
 
 MODEL = """
@@ -58,3 +63,11 @@ def test_a_folder_of_the_users_is_refused_before_any_work(cli: Cli, tmp_path: Pa
         assert (ran.code, ran.out) == (2, "")
         assert "mine holds notes.txt and no recipe, and is not written to.  Name a new or empty folder." in ran.err
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
+
+
+def test_a_recipe_that_was_lost_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:
+    lost = Warning(LOST, "The recipe did not hold in a fresh process and was not kept: it died.")
+    report = Report(Tool("fusion-advisor", "0"), "", "apply", warnings=(Warning("W1", "other"),))
+    assert _lost(report) == 0
+    assert _lost(replace(report, warnings=(*report.warnings, lost))) == 4
+    assert "The recipe did not hold in a fresh process and was not kept: it died." in capsys.readouterr().err

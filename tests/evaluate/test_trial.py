@@ -155,7 +155,9 @@ def test_a_recipe_that_cannot_be_verified_does_not_stay(tmp_path: Path) -> None:
     trying = Trying(workload, Limits(), 0.0, lambda _: None, build(workload), steps=[Step("fuse_modules")])
     outcome = trying.outcome([Attempt("fuse_modules", "faster", kept=True)], [], tmp_path / "out")
     assert outcome.files == ()
-    assert not list((tmp_path / "out").iterdir())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["nan.py"]
+    assert [(a.outcome, a.kept) for a in outcome.attempts] == [("refused", False)]
+    assert (outcome.steps, outcome.result) == ((), None)
     assert any(w.code == "W-recipe" and "no number to compare" in w.message for w in outcome.warnings)
 
 

@@ -191,6 +191,31 @@ def test_what_was_reassigned_is_seen(rig: Rig, change: str) -> None:
     assert forward.counts.recaptured == 1
 
 
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.unread = 2.0, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+def test_a_plain_value_that_the_code_reads_is_seen(rig: Rig) -> None:
+    model = Scaled()
+    forward = rig.graphed(model)
+    x = rig.randn(3)
+    with torch.no_grad():
+        model(x)
+        model.unread = 1
+        model(x)
+        assert forward.counts.recaptured == 0
+        model.scale = 3.0
+        assert torch.equal(model(x), x * 3.0)
+    with torch.inference_mode():
+        assert torch.equal(model(x), x * 3.0)
+    assert (forward.counts.recaptured, forward.counts.eager) == (1, {})
+
+
 def test_parameters_changed_in_place_need_no_new_capture(rig: Rig) -> None:
     model = Mlp()
     forward = rig.graphed(model)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from fusionadvisor.flow.record import record
 from fusionadvisor.strategies.base import Call, Plan, Strategy, Subject
+from fusionadvisor.workload.copies import duplicate
 
 
 def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
@@ -53,7 +54,7 @@ def applied(strategy: Strategy, given: Subject) -> tuple[nn.Module, Plan]:
 
 
 def assert_same(model: nn.Module, candidate: nn.Module, calls: tuple[Call, ...]) -> None:
-    truth = copy.deepcopy(model).double()
+    truth = duplicate(model).double()
     generator = torch.Generator().manual_seed(11)
 
     def fresh(_: str, tensor: Tensor) -> Tensor:

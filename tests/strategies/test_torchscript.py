@@ -84,7 +84,7 @@ class Iterates(Unscriptable):
         (Branches, "reads a value back"),
         (SameBranch, "reads a value back"),
         (ByShape, "would hold what the first input gave at test_torchscript.py:"),
-        (Counts, "Different inputs run different ops"),
+        (Counts, "changes Python state"),
         (Iterates, "Different inputs run different ops"),
     ],
 )

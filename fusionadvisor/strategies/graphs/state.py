@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fusionadvisor.strategies.pythonstate import Constants
+
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 _OVERLAPPING = 1
@@ -14,7 +16,7 @@ _OVERLAPPING = 1
 
 
 class Assumptions:
-    """Addresses of parameters, buffers and tensor attributes, submodules, training flags and hooks, as captured.
+    """Addresses of parameters, buffers and tensor attributes, submodules, plain values and hooks, as captured.
 
     A graph reads memory, not names: after ``weight.data = …``, ``module.weight = …`` or ``.to()`` it would go on with
     the old values. Checked before every replay, so kept to flat lists. Which parameters train matters only to graphs
@@ -32,6 +34,7 @@ class Assumptions:
         self._addresses = self._current_addresses()
         # held, so that the allocator cannot give an address to another tensor while the graph still reads it
         self._held = [table[name].untyped_storage() for table, name in self._slots]
+        self._constants = Constants.of(module)
         self._parameters = list(module.parameters()) if gradients else []
         self._trainable = [p.requires_grad for p in self._parameters]
 
@@ -46,6 +49,8 @@ class Assumptions:
             return "a parameter, buffer or submodule was removed"
         if [p.requires_grad for p in self._parameters] != self._trainable:
             return "a parameter was frozen or unfrozen"
+        if name := self._constants.changed():
+            return f"{name}, which its code reads, was changed"
         return ""
 
     def hooked(self) -> bool:
