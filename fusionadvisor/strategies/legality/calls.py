@@ -3,6 +3,7 @@
 import ast
 import functools
 import inspect
+import logging
 from dataclasses import is_dataclass
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
@@ -299,8 +300,8 @@ class Calls(Machine):
         if home.startswith("torch.nn.init"):
             self.record(Kind.WRITE, name, node, list(arguments))
             return arguments.get(0, "tensor") or UNKNOWN
-        if home.partition(".")[0] in ("logging", "warnings"):
-            return UNKNOWN
+        if home.partition(".")[0] in ("logging", "warnings"):  # they tell people something
+            return self.lifted(logging.getLogger()) if name == "getLogger" else UNKNOWN
         return self.operation(name, arguments, node)
 
     def read(self, function: FunctionType) -> Function | None:
