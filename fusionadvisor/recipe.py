@@ -16,7 +16,8 @@ from fusionadvisor.errors import InputError, StrategyError
 from fusionadvisor.files import put_in_place, sha256, write_atomically
 from fusionadvisor.report.codec import from_dict, to_dict
 from fusionadvisor.report.model import Mode, TensorSpec
-from fusionadvisor.strategies import passfile, source
+from fusionadvisor.strategies import passfile
+from fusionadvisor.strategies.legality import observe
 from fusionadvisor.strategies.base import Call, Plan, Site, Subject
 from fusionadvisor.strategies.modules import class_name, described, hooked
 from fusionadvisor.workload.copies import duplicate
@@ -137,7 +138,7 @@ class Recipe:
 
 def fingerprint(model: nn.Module) -> tuple[dict[str, str], str]:
     """What a recipe knows its model by: module descriptions, and a digest of the code."""
-    return described(model), source.digest(source.read(model))
+    return described(model), observe.Code(model).fingerprint
 
 
 def check_folder(folder: Path) -> None:

@@ -15,6 +15,7 @@ from fusionadvisor.report.model import Refusal, Source
 from fusionadvisor.strategies import batched, parts, source, sums
 from fusionadvisor.strategies.base import Plan, Site, Strategy, Subject
 from fusionadvisor.strategies.legality import code, observe
+from fusionadvisor.strategies.legality.calls import CAPTURED
 from fusionadvisor.strategies.legality.events import Kind
 from fusionadvisor.strategies.modules import Sharing, blocker, replace, unfit
 from fusionadvisor.strategies.survey import Survey
@@ -295,7 +296,8 @@ class _Survey(Survey):
             first, last = getattr(use.node, "lineno", 0), getattr(use.node, "end_lineno", None)
             lines = range(first, (last or first) + 1)
             file = use.function.file if use.function is not None else ""
-            if use.name in _LAYOUT and not any((file, line) in seen for line in lines):
+            captured = file == CAPTURED  # has no branch: every input reached its lines
+            if use.name in _LAYOUT and not captured and not any((file, line) in seen for line in lines):
                 return f"{use.place}, which no input reached, may need {path}'s memory whole"
         return ""
 
