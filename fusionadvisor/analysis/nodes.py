@@ -46,7 +46,7 @@ class Node:
         op: Normalised name, ``add``; empty for a kernel without an op.
         kind: ``pointwise``, ``cast``, ``layout``, ``copy``, ``fill``, ``reduction``, ``norm``, ``softmax``, ``cat``,
             ``rng``, ``index``, ``gemm``, ``conv``, ``helper`` (a convolution's own layout conversion), ``attention``,
-            ``fused``, ``sync``, or ``other``.
+            ``fused``, ``sync``, ``collective``, or ``other``.
         kernels: Rows of ``Timeline.kernels``, of all equal steps, step by step.
         repeats: How many equal steps that is.
         us: Sum of the durations in µs of one step's kernels, the mean over these steps.
@@ -84,6 +84,8 @@ class Node:
     """Device and stream."""
     graphed: bool = False
     escapes: bool = False
+    part: int = 0
+    """Nodes of different parts cannot be one kernel: between them something waits, communicates, or is not known."""
     flow_op: int = -1
 
     @property
@@ -179,10 +181,33 @@ def normal(op: str) -> tuple[str, bool]:
     return bare, False
 
 
-def kind_of(op: str, kernel_kinds: Iterable[str], reads: tuple[Tensor, ...], writes: tuple[Tensor, ...]) -> str:
-    """Return a node's kind from its normalised op, its kernels' kinds, and for a copy from what it changes."""
-    known = _KINDS.get(op)
+@lru_cache(4096)
+def is_known(op: str) -> bool:
+    """True for an op of PyTorch's own: what it reads, makes and overwrites follows from its name."""
+    return op.startswith(("aten::", "prims::"))
+
+
+def kind_of(
+    op: str,
+    kernel_kinds: Iterable[str],
+    reads: tuple[Tensor, ...],
+    writes: tuple[Tensor, ...],
+    *,
+    known: bool = True,
+) -> str:
+    """Return a node's kind from its normalised op, its kernels' kinds, and for a copy from what it changes.
+
+    An op that is not PyTorch's own (``known`` is False) may do more than its name says: it is no part of a chain.
+    """
     kinds = tuple(kernel_kinds)
+    if "collective" in kinds:
+        return "collective"
+    kind = _told(op, kinds, reads, writes)
+    return kind if known or kind not in FUSIBLE else "other"
+
+
+def _told(op: str, kinds: tuple[str, ...], reads: tuple[Tensor, ...], writes: tuple[Tensor, ...]) -> str:
+    known = _KINDS.get(op)
     if known is None:
         if "attention" in op:
             return "attention"

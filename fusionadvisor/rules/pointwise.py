@@ -328,7 +328,7 @@ class CastPingPong(Rule):
         at = cast
         for _ in range(4):
             user = facts.dataflow.forward_user(at)
-            if user is None or user.graphed or user.kind in ("gemm", "conv", "attention", "fused", "other"):
+            if user is None or user.graphed or user.kind in ("gemm", "conv", "attention", "fused", "collective", "other"):
                 return None
             if user.kind == "cast" and user.writes and user.writes[0].dtype == cast.reads[-1].dtype:
                 return user
