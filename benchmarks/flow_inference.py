@@ -263,18 +263,21 @@ def programs() -> dict[str, Callable[[], Any]]:
     return made
 
 
-def edges(flow: Dataflow) -> Edges:
-    """Pairs of kernel rows: the first of what made an argument, the first of what reads it."""
-    return {(flow.nodes[s].kernels[0], node.kernels[0]) for node in flow.nodes for s in node.sources if s >= 0}
+def edges(flow: Dataflow, ops: dict[int, int]) -> Edges:
+    """Pairs of ops: what made an argument, and what reads it. ``ops`` gives for a kernel the first one of its op."""
+    pairs = {
+        (ops[flow.nodes[s].kernels[0]], ops[node.kernels[0]]) for node in flow.nodes for s in node.sources if s >= 0
+    }
+    return {(maker, reader) for maker, reader in pairs if maker != reader}
 
 
-def of_rules(facts: Facts) -> dict[str, Edges]:
+def of_rules(facts: Facts, ops: dict[int, int]) -> dict[str, Edges]:
     """For each rule, the edges inside the places it matched."""
     found: dict[str, Edges] = defaultdict(set)
-    everything = edges(facts.dataflow)
+    everything = edges(facts.dataflow, ops)
     for rule in engine.rules():
         for candidate in rule.look(facts).candidates:
-            rows = {facts.nodes[i].kernels[0] for i in (*candidate.nodes, *candidate.beside)}
+            rows = {ops[facts.nodes[i].kernels[0]] for i in (*candidate.nodes, *candidate.beside)}
             found[rule.id] |= {e for e in everything if rows.issuperset(e)}
     return found
 
@@ -293,14 +296,16 @@ def measured(made: dict[str, Callable[[], Any]]) -> dict[str, Any]:
     for name, make in made.items():
         captured = capture(make(), steps=1)
         proven, assumed = Facts(captured.timeline, captured.flow), Facts(captured.timeline)
-        truth, guess = edges(proven.dataflow), edges(assumed.dataflow)
+        # an op of several kernels is one node where it was recorded, and may be several in a trace
+        ops = {kernel: node.kernels[0] for node in proven.nodes for kernel in node.kernels}
+        truth, guess = edges(proven.dataflow, ops), edges(assumed.dataflow, ops)
         counts = len(truth & guess), len(guess), len(truth)
         totals = [a + b for a, b in zip(totals, counts, strict=True)]
         models[name] = {
             "edges": counts[2], "precision": share(counts[0], counts[1]), "recall": share(counts[0], counts[2])
         }  # fmt: skip
         print(f"{name:20} {models[name]}", flush=True)
-        for rule, found in of_rules(assumed).items():
+        for rule, found in of_rules(assumed, ops).items():
             right[rule] += len(found & truth)
             assumed_by[rule] += len(found)
     rules = {r: {"edges": assumed_by[r], "precision": share(right[r], assumed_by[r])} for r in sorted(assumed_by)}

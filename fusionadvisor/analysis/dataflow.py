@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fusionadvisor.analysis.infer import Signature, signature
 from fusionadvisor.analysis.nodes import Flow, Node, Tensor, is_known, kind_of, normal
-from fusionadvisor.analysis.pool import NEAR, NO_READS, SLOTS, Pool, Reads, Saved
+from fusionadvisor.analysis.pool import CLOSE, NO_READS, SLOTS, Pool, Reads, Saved
 from fusionadvisor.analysis.repeats import repeats
 from fusionadvisor.flow.graph import FlowGraph, Op
 
@@ -244,8 +244,7 @@ class _Assumed:
             if op_id >= 0 and (crossed := bisect_right(self._barriers, began)) > passed:
                 part, passed = part + 1, crossed
             alike = places[id(found)]
-            ahead = bisect_right(alike, at + NEAR) - bisect_right(alike, at)
-            matched = self._take(found, rows, batch[0], ahead)
+            matched = self._take(found, rows, batch[0], _ahead(alike, at, CLOSE), _ahead(alike, at, 1))
             node = _node(len(self._nodes), rows, batch, found, matched, outer, part=part)
             if not found.known or node.kind in ("collective", "sync"):
                 part += 2
@@ -257,14 +256,16 @@ class _Assumed:
             return self._ancestry.signature(rows.op_id[row])
         return Signature(normal(rows.op[row])[0], False, (), (), known=False)
 
-    def _take(self, found: Signature, rows: _Rows, row: int, ahead: int) -> Reads:
+    def _take(self, found: Signature, rows: _Rows, row: int, ahead: int, run: int) -> Reads:
         """Match an op's arguments; a backward op reads gradients, and what its own forward op read and made."""
         phase, index = rows.phase[row] or "forward", len(self._nodes)
         pool = self._pools.setdefault(phase, Pool())
         backward = phase == "backward"
         saved = self._saved.get(rows.forward[row], ()) if backward else ()
         within = self._ancestry.top(rows.op_id[row])
-        matched = pool.take(found, index, within=within, ahead=ahead, saved=saved, overwrites=not found.known)
+        matched = pool.take(
+            found, index, within=within, ahead=ahead, run=run, saved=saved, overwrites=not found.known
+        )
         if phase == "forward" and self._ancestry.differentiated:
             made = [Saved(t, index, slot, index * SLOTS + slot) for slot, t in enumerate(found.writes)]
             read = map(Saved, found.reads, matched.sources, matched.slots, matched.inputs)
@@ -272,6 +273,17 @@ class _Assumed:
             for op in self._ancestry.around(rows.op_id[row]):
                 self._saved[op] += kept
         return matched
+
+
+def _ahead(places: list[int], at: int, gap: int) -> int:
+    """How many equal ops follow, each at most so many places after the one before it."""
+    first = bisect_right(places, at)
+    count = 0
+    for place in places[first:]:
+        if place - at > gap:
+            break
+        count, at = count + 1, place
+    return count
 
 
 def _node(

@@ -47,7 +47,7 @@ class Signature:
     writes: tuple[Tensor, ...]
     arguments: dict[str, object] = field(default_factory=dict)
     weights: frozenset[int] = frozenset()
-    """Positions among ``reads`` that are a layer's own parameters by the op's definition."""
+    """Positions among ``reads`` that no earlier op computed, by the op's definition: a layer's own parameters."""
     known: bool = True
     """False for an op whose effect nobody here knows: it may write what it is given, and waits for all of it."""
 
@@ -106,6 +106,8 @@ def _weights(op: str, outer: str, reads: tuple[Tensor, ...]) -> frozenset[int]:
         return frozenset(range(1, len(reads)))
     if op == "embedding":
         return frozenset({0})
+    if kind_of(op, (), (), ()) == "fill":  # what it is given is a place or a size, no data
+        return frozenset(range(len(reads)))
     return frozenset()
 
 

@@ -21,7 +21,7 @@ NEAR = 24
 BLOCK = 64
 """How many nodes a residual goes around, at most: an attention or a feed-forward block with its norm."""
 CLOSE = 4
-"""How many nodes apart the slices of one tensor are read."""
+"""How many nodes apart the slices of one tensor are read, and the same is done to several tensors."""
 SLOTS = 64
 """More results, or arguments written over, than any op has."""
 LEAST_PART = 8
@@ -29,6 +29,10 @@ LEAST_PART = 8
 _LAYERS = frozenset({"mm", "addmm", "linear", "convolution", "cudnn_convolution", "miopen_convolution",
                      "mkldnn_convolution", "thnn_conv2d"})  # fmt: skip
 
+_PAIR = {"sin": "cos", "cos": "sin"}
+"""Ops that come in pairs on one input: the tables of a rotary or positional embedding."""
+_WHOLE = ACTIVATIONS - {"sigmoid", "tanh", "softplus", "clamp", "clamp_min"}
+"""Activations that are no part of a formula that reads their input once more."""
 _IN_ORDER = frozenset({"copy", "clone", "cat", "stack"})
 """Ops that read the results that wait for them in the order these were made."""
 
@@ -87,6 +91,7 @@ class _Made:
     origin: "_Made | None" = None
     within: int = -1
     hidden: bool = False
+    op: str = ""
 
     @property
     def identity(self) -> int:
@@ -102,6 +107,7 @@ class _Reading:
     node: int
     family: Family | None
     ahead: int
+    run: int
     within: int
     taken: set[_Made]
 
@@ -135,6 +141,7 @@ class Pool:
         self._last: dict[int, tuple[int, _Made]] = {}
         self._external: dict[tuple[Shape, str, Shape | None], _Made] = {}
         self._inside: dict[int, list[_Made]] = {}
+        self._queue: tuple[tuple[int, int], list[_Made]] = ((0, 0), [])
 
     def take(
         self,
@@ -143,6 +150,7 @@ class Pool:
         *,
         within: int = -1,
         ahead: int = 0,
+        run: int = 0,
         saved: Sequence[Saved] = (),
         overwrites: bool = False,
     ) -> Reads:
@@ -153,10 +161,11 @@ class Pool:
             node: Its number.
             within: A number for the outermost call around it.
             ahead: How many equal ops follow soon.
+            run: How many of these follow at once.
             saved: What the forward op of a backward op read and made: its second and further arguments may be these.
             overwrites: Nobody knows what the op does: it may write every tensor it is given.
         """
-        reading = _Reading(found, node, family(found), ahead, within, set())
+        reading = _Reading(found, node, family(found), ahead, run, within, set())
         makers: list[_Made] = []
         kept: dict[int, Saved] = {}
         formula = self._by_formula(reading)
@@ -184,7 +193,7 @@ class Pool:
 
     def _maker(self, tensor: Tensor, at: int, reading: _Reading) -> _Made | None:
         own = reading.family if at == left(reading.found.op) else None
-        made = self._part(tensor, at, reading) if _gappy(tensor) else None
+        made = self._part(tensor, at, reading) if _gappy(tensor) or _spread(tensor) else None
         if made is None:
             made = self._unread(tensor, tensor.numel, at, reading, own)
         if made is None and own is not None and own in self._layers:
@@ -199,6 +208,7 @@ class Pool:
     def _read(self, made: _Made, at: int, reading: _Reading) -> _Made:
         made.used += 1
         made.last = reading.node
+        made.spent |= reading.found.op in _WHOLE
         reading.taken.add(made)
         self._applied[id(reading.found), at] = (reading.node, made.like)
         if made.tensor is not None and made.node >= 0:
@@ -215,6 +225,10 @@ class Pool:
         if found.op in ("pow", "square") and found.reads:
             waiting = self._latest(found.reads[0], reading)
             if waiting is not None and not waiting.used and waiting.spent and not waiting.squared and waiting.origin:
+                return {0: waiting.origin}
+        if found.op in _PAIR and found.reads:
+            waiting = self._latest(found.reads[0], reading)
+            if waiting is not None and not waiting.used and waiting.op == _PAIR[found.op] and waiting.origin:
                 return {0: waiting.origin}
         if len(found.reads) != 2:
             return {}
@@ -247,24 +261,23 @@ class Pool:
             if not m.used and reading.sees(m) and m.tensor is not None and _fits(tensor, m.tensor)
             and (own is None or m.family != own)
         ]  # fmt: skip
-        before, like = self._applied.get((id(reading.found), at), (0, None))
-        if like is not None and reading.node - before <= NEAR and reading.found.op not in _IN_ORDER:
-            same = [m for m in fresh if m.like == like]
+        key, in_order = (id(reading.found), at), reading.found.op in _IN_ORDER
+        if self._queue[0] == key and (waiting := [m for m in self._queue[1] if m in fresh]):
+            return waiting[0]
+        before, like = self._applied.get(key, (0, None))
+        if like is not None and reading.node - before <= NEAR and not in_order:
+            same = [m for m in fresh if m.like == like and (m.family or reading.node - before <= 2 * CLOSE)]
             if same:
                 return same[0]
         best = max(fresh, key=lambda m: (*_agreement(tensor, m.tensor), m.node), default=None)
         if best is not None:
             fit = _agreement(tensor, best.tensor)
-            equal = [m for m in fresh if m.like == best.like and _agreement(tensor, m.tensor) == fit]
-            in_order = reading.found.op in _IN_ORDER
+            equal = [m for m in fresh if _agreement(tensor, m.tensor) == fit]
+            alike = [m for m in equal if m.like == best.like]
             if best.family is not None or in_order:
-                best = next(
-                    m for m in fresh
-                    if _agreement(tensor, m.tensor) == fit and best.node - m.node <= NEAR
-                    and (m.like == best.like or in_order)
-                )  # fmt: skip
-            elif 1 < len(equal) == reading.ahead + 1:
-                best = equal[0]
+                best = next(m for m in (equal if in_order else alike) if best.node - m.node <= NEAR)
+            elif 1 < len(equal) == reading.run + 1 or 1 < len(alike) == len(equal) == reading.ahead + 1:
+                best, self._queue = equal[0], (key, equal)
         for made in reversed(self._shapeless):
             later = best is None or made.node > best.node
             if later and not made.used and made.family and _from_conv(tensor, made.family):
@@ -278,6 +291,8 @@ class Pool:
         pairs = list(zip(tensor.shape, tensor.strides, strict=True))
         spread = prod(n for n, s in pairs if s)
         extent = max((n * s for n, s in pairs), default=0)
+        if _spread(tensor) and (made := self._unread(tensor, spread, at, reading, None)) is not None:
+            return made
         for size in (spread, extent):
             if size == tensor.numel or size <= 1 or tensor.numel * LEAST_PART < size:
                 continue
@@ -315,14 +330,23 @@ class Pool:
         )
         scaled = found.op in ("mul", "div", "neg") and len(found.reads) == 1
         origin, squared = None, False
-        if made_by and (power or scaled or found.op in ("mean", "sum")):
+        if made_by and (power or scaled or found.op in ("mean", "sum", *_PAIR)):
             squared = power or made_by[0].squared
             origin = made_by[0].origin if scaled and made_by[0].squared else made_by[0]
-        for slot, tensor in enumerate(found.writes):
+        for slot, target in enumerate(found.writes):
+            tensor = target
+            if (found.inplace or found.op == "copy") and _gappy(target) and target.strides:
+                # a write into a slice makes another state of the whole
+                size = max(n * s for n, s in zip(target.shape, target.strides, strict=True))
+                whole = next((m for m in reversed(self._by_size.get(size, ())) if m.tensor), None)
+                if whole is None or whole.tensor is None:
+                    continue
+                self._overwrite(whole)
+                tensor = whole.tensor
             self._add(
                 _Made(
                     reading.node, slot, tensor, reading.family, like, stream, spent=power or scaled,
-                    last=reading.node, squared=squared, origin=origin,
+                    last=reading.node, squared=squared, origin=origin, op=found.op,
                 ),
                 reading,
             )  # fmt: skip
@@ -420,6 +444,11 @@ def _agreement(read: Tensor, made: Tensor | None) -> tuple[int, bool]:
         return 3, last
     a, b = _runs(read.shape, read.strides), _runs(made.shape, made.strides)
     return 2 if a == b else int(len(b) == 1 and not _gappy(read)), last
+
+
+def _spread(tensor: Tensor) -> bool:
+    """True for an expanded tensor: it shows its elements several times."""
+    return any(n > 1 and not s for n, s in zip(tensor.shape, tensor.strides or (), strict=False))
 
 
 def _gappy(tensor: Tensor) -> bool:
