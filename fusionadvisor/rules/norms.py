@@ -277,4 +277,8 @@ class WrittenOutNorm(Rule):
         said: list[Sentence] = [lambda mean: f"{what}: {mean.kernels}, {mean.time}: {chain(members)}."]
         if facts.bandwidth is None:
             said.append(f"{at_most(facts)} the measured times of its kernels, all but the longest.")
-        return Candidate(nodes, facts.bound(nodes), f"{what}: {chain(members)}", last, evidence=tuple(said))
+        usual = all(_over_last(n) for n in members if n.kind == "reduction")
+        return Candidate(
+            nodes, facts.bound(nodes), f"{what}: {chain(members)}", last, evidence=tuple(said),
+            remedies=None if usual else ("compile",),
+        )  # fmt: skip
