@@ -220,12 +220,30 @@ class _Tables:
         return _frame(columns, LAUNCH_COLUMNS)
 
     def syncs(self) -> pd.DataFrame:
-        calls = self._calls.columns
-        waits = matching(self._raw.names, _SYNC)[calls["name"]] if len(calls) else np.zeros(0, dtype=bool)
-        rows = np.flatnonzero(waits)
+        """The calls in which the CPU waited: those that say so, and copies that returned only when they were done.
+
+        A copy from pageable memory waits for all work before it; the call that synchronizes after it returns at once,
+        and both are one wait.
+        """
+        calls, gpu = self._calls.columns, self._raw.gpu
+        count = len(calls)
+        waits = matching(self._raw.names, _SYNC)[calls["name"]] if count else np.zeros(0, dtype=bool)
+        copied = np.flatnonzero((gpu["kind"] == MEMCPY) & (self._call >= 0))
+        copying = self._call[copied]
+        done = gpu["start"][copied] + gpu["dur"][copied]
+        ends = calls["start"] + calls["dur"]
+        slow = np.zeros(count, dtype=bool)
+        slow[copying[ends[copying] >= done]] = True
+        slow &= ~self._calls.graph & ~waits
+        rows = np.flatnonzero(waits | slow)
+        after = np.flatnonzero(waits[rows[1:]] & slow[rows[:-1]]) + 1
+        op = self._calls.op
+        after = after[(op[rows[after]] >= 0) & (op[rows[after]] == op[rows[after - 1]])]
         columns = self._call_columns(rows)
-        columns |= {**self._op_columns(self._calls.op[rows]), "step": step_of(self._steps, calls["start"][rows])}
-        return _frame(columns, SYNC_COLUMNS)
+        columns["dur_ns"] = columns["dur_ns"].copy()
+        columns["dur_ns"][after - 1] = ends[rows[after]] - columns["start_ns"][after - 1]
+        columns |= {**self._op_columns(op[rows]), "step": step_of(self._steps, calls["start"][rows])}
+        return _frame(columns, SYNC_COLUMNS).drop(index=after).reset_index(drop=True)
 
     def _call_columns(self, rows: npt.NDArray[np.intp]) -> dict[str, Any]:
         calls = self._calls.columns
