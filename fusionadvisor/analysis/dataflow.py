@@ -106,7 +106,8 @@ class _Rows:
 
         return _Rows(
             table, (kernels["dur_ns"].to_numpy()[table].mean(axis=0) / 1e3).tolist(), text("kind"), text("op"),
-            part["op_id"].tolist(), part["forward_op_id"].tolist(), text("module"), text("source"), text("phase"), int(part["step"].iloc[0]),
+            part["op_id"].tolist(), part["forward_op_id"].tolist(), text("module"), text("source"), text("phase"),
+            int(part["step"].iloc[0]),
             part["flow_op"].tolist(), list(zip(part["device"].tolist(), part["stream"].tolist(), strict=True)),
             (part["graph_id"].to_numpy() >= 0).tolist(),
         )  # fmt: skip
@@ -263,9 +264,7 @@ class _Assumed:
         backward = phase == "backward"
         saved = self._saved.get(rows.forward[row], ()) if backward else ()
         within = self._ancestry.top(rows.op_id[row])
-        matched = pool.take(
-            found, index, within=within, ahead=ahead, run=run, saved=saved, overwrites=not found.known
-        )
+        matched = pool.take(found, index, within=within, ahead=ahead, run=run, saved=saved, overwrites=not found.known)
         if phase == "forward" and self._ancestry.differentiated:
             made = [Saved(t, index, slot, index * SLOTS + slot) for slot, t in enumerate(found.writes)]
             read = map(Saved, found.reads, matched.sources, matched.slots, matched.inputs)

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from fusionadvisor.analysis.quantities import in_steps
 from fusionadvisor.report.model import Idle
-from fusionadvisor.trace.measures import step_bounds_ns, step_us
+from fusionadvisor.trace.measures import step_bounds_ns, step_times_ns, step_us
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,12 +40,21 @@ def split(timeline: "Timeline") -> Idle | None:
     devices = in_steps(timeline.kernels)["device"].unique()
     if not len(devices):
         return None
+    usual = _usual(timeline)
     found = np.zeros(5)
     for device in devices:
-        gaps = _Gaps(timeline, int(device))
+        gaps = _Gaps(timeline, int(device), usual)
         found += gaps.causes()
-        found[0] += max(0.0, step_us(timeline) * 1e3 * max(1, len(timeline.steps)) - gaps.window_ns)
-    return Idle(*(found / 1e3 / len(devices) / max(1, len(timeline.steps))).tolist())
+        found[0] += max(0.0, float(step_times_ns(timeline)[usual].sum()) - gaps.window_ns)
+    return Idle(*(found / 1e3 / len(devices) / max(1, len(usual))).tolist())
+
+
+def _usual(timeline: "Timeline") -> "Ints":
+    """Return the steps that take no longer than the median: one that is interrupted says nothing of the others."""
+    import numpy as np
+
+    usual: Ints = np.flatnonzero(step_times_ns(timeline) <= step_us(timeline) * 1e3 + 1)
+    return usual
 
 
 def costs(timeline: "Timeline") -> "npt.NDArray[np.int64]":
@@ -55,32 +64,35 @@ def costs(timeline: "Timeline") -> "npt.NDArray[np.int64]":
     """
     import numpy as np
 
-    found = np.zeros(len(timeline.syncs), np.int64)
+    found, usual = np.zeros(len(timeline.syncs), np.int64), _usual(timeline)
     if not timeline.stand_ins and timeline.basis != "predicted" and len(found):
         for device in in_steps(timeline.kernels)["device"].unique():
-            gaps = _Gaps(timeline, int(device))
+            gaps = _Gaps(timeline, int(device), usual)
             waited = gaps.wait >= 0
             np.add.at(found, gaps.wait[waited], gaps.rest[waited])
-    return found
+    return found * len(timeline.steps) // max(1, len(usual))
 
 
 class _Gaps:
     """The gaps of one device within its steps: when nothing computed, and what each gap waited for."""
 
-    def __init__(self, timeline: "Timeline", device: int) -> None:
+    def __init__(self, timeline: "Timeline", device: int, steps: "Ints") -> None:
         import numpy as np
 
         kernels = timeline.kernels[timeline.kernels["device"] == device]
         memory = timeline.memory[timeline.memory["device"] == device]
         collective = (kernels["kind"] == "collective").to_numpy()
         incoming = memory["name"].astype(str).str.contains(_TO_DEVICE).to_numpy(bool)
-        window = _merged([_windows(timeline)])
+        window = _merged([_windows(timeline, steps)])
         self.window_ns = int((window[1] - window[0]).sum())
         begin, end, before, after = _between(kernels[~collective], memory[~incoming], window)
         communicating = [_intervals(kernels[collective])]
         loading = timeline.ops[timeline.ops["name"].astype(str).str.contains(_LOADING)]
         self.communication = _overlap(begin, end, communicating)
-        self.data = _overlap(begin, end, [*communicating, _intervals(memory[incoming]), _intervals(loading)]) - self.communication
+        self.data = (
+            _overlap(begin, end, [*communicating, _intervals(memory[incoming]), _intervals(loading)])
+            - self.communication
+        )
         self.rest = end - begin - self.communication - self.data
         self.late = after >= begin
         self.wait = np.where(self.late, _wait_between(before, after, _intervals(timeline.syncs)), -1)
@@ -94,21 +106,18 @@ class _Gaps:
         return np.array([float(part.sum()) for part in parts])
 
 
-def _windows(timeline: "Timeline") -> "Intervals":
+def _windows(timeline: "Timeline", steps: "Ints") -> "Intervals":
     """From each step's first kernel to the end of its last, but not into the next step's."""
     import numpy as np
 
     first, last = step_bounds_ns(timeline)
-    order = np.argsort(first, kind="stable")
-    first, last = first[order], last[order]
     following = np.append(first[1:], np.iinfo(np.int64).max)
-    some = last > first
-    return first[some], np.where(following > first, np.minimum(last, following), last)[some]
+    last = np.where(following > first, np.minimum(last, following), last)
+    some = steps[last[steps] > first[steps]]
+    return first[some], last[some]
 
 
-def _between(
-    kernels: "pd.DataFrame", memory: "pd.DataFrame", window: "Intervals"
-) -> "tuple[Ints, Ints, Ints, Ints]":
+def _between(kernels: "pd.DataFrame", memory: "pd.DataFrame", window: "Intervals") -> "tuple[Ints, Ints, Ints, Ints]":
     """Return when nothing of these tables ran within the windows, and the launches before and after each gap."""
     import numpy as np
 

@@ -242,11 +242,10 @@ class Pool:
             ]  # fmt: skip
             if known and known[0].origin is not None:
                 return {0: known[0].origin, 1: known[0]}
-        if found.op == "add" and sizes[0] == sizes[1] and (cube := self._latest(found.reads[1], reading)) is not None:
-            if cube.squared and not cube.used and cube.origin is not None and cube.origin.tensor is not None:
-                if cube.origin.tensor.numel == sizes[0]:
-                    return {0: cube.origin, 1: cube}
-        return {}
+        cube = self._latest(found.reads[1], reading) if found.op == "add" and sizes[0] == sizes[1] else None
+        if cube is None or not cube.squared or cube.used or cube.origin is None or cube.origin.tensor is None:
+            return {}
+        return {0: cube.origin, 1: cube} if cube.origin.tensor.numel == sizes[0] else {}
 
     def _latest(self, tensor: Tensor, reading: _Reading) -> _Made | None:
         """The latest result of this size and dtype."""

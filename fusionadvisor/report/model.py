@@ -241,6 +241,8 @@ class RankSummary:
     """How much longer it was in collectives than the rank that was in them least, which came last."""
     straggler: bool = False
     """True where the others wait for it."""
+    windows: int = 1
+    """How many traces of it were read: a profiler's cycles, whose kernels, steps and times are added here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,8 +300,8 @@ class Fusion:
     syncs: int = 0
     judged_share: float = 1.0
     """Share of kernel time in kernels of which it is known what op they are of, and where a model was recorded, which
-    recorded one; no finding that rests on data flow covers the rest. Kernels replayed from a graph are part of the rest:
-    a replay records no ops."""
+    recorded one; no finding that rests on data flow covers the rest. Kernels replayed from a graph are of the rest: a
+    replay records no ops."""
     not_examined: str = ""
     """Why most of the kernel time could not be examined for fusion, a sentence; empty where it could."""
 

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 MODULES_SHOWN = 64
 MOST = 0.5
 """A verdict needs to have seen at least this share of kernel time."""
+_OF_LAUNCHING = "FA3"
+"""Rules that look at launches and waits, whatever is known of the ops."""
 INFERENCE_ALONE = frozenset({"fuse_modules", "horizontal", "fx", "torchscript"})
 """Strategies that leave a model in training alone."""
 
@@ -93,6 +95,7 @@ def run(facts: Facts, among: Iterable[Rule] | None = None) -> Advice:
     warnings: list[Warning] = []
     if among is None:
         among, warnings = _loaded()
+    unseen = _unseen(facts, _judged_share(facts))
     for rule in among:
         try:
             looked = rule.look(facts)
@@ -103,6 +106,8 @@ def run(facts: Facts, among: Iterable[Rule] | None = None) -> Advice:
         proposals.extend(_Proposal(rule, c) for c in _honest(rule, looked, facts))
         if looked.skipped:
             skipped.append(NotApplicable(rule.id, looked.skipped))
+        elif not looked.candidates and not looked.near_misses and unseen and not rule.id.startswith(_OF_LAUNCHING):
+            skipped.append(NotApplicable(rule.id, f"not examined: {unseen}"))
         elif not looked.candidates and not looked.near_misses:
             passed.append(Passed(rule.id, _entry(rule).passed))
     warnings.extend(_unjudged(facts))
@@ -395,21 +400,27 @@ def _share_in_steps(facts: Facts, rows: "npt.NDArray[np.bool_]", *, empty: float
     return float(us[rows & inside].sum() / total) if total else empty
 
 
-def _not_examined(facts: Facts, judged: float) -> str:
-    """Say why most of the kernel time could not be looked at for fusion; empty where it could."""
+def _unseen(facts: Facts, judged: float) -> str:
+    """What hides most of the kernel time from the rules on fusion, in words; empty where they could look at it."""
     kernels = facts.timeline.kernels
     if not len(kernels) or judged >= MOST:
         return ""
     graphed = _share_in_steps(facts, kernels["graph_id"].to_numpy() >= 0)
     if graphed >= 1 - judged - graphed:
-        return (
-            f"{units.percent(graphed)} of kernel time is replayed from graphs, where no op is recorded. Record one step "
-            "without graphs to find what could be fused."
-        )
-    return (
-        f"{units.percent(1 - judged)} of kernel time is not linked to an op. Record ProfilerActivity.CPU together with "
-        "ProfilerActivity.CUDA to find what could be fused."
-    )
+        return f"{units.percent(graphed)} of kernel time is replayed from graphs, where no op is recorded"
+    return f"{units.percent(1 - judged)} of kernel time is not linked to an op"
+
+
+def _not_examined(facts: Facts, judged: float) -> str:
+    """The same as sentences, with what to do."""
+    unseen = _unseen(facts, judged)
+    if not unseen:
+        return ""
+    if "graphs" in unseen:
+        return f"{unseen}. Record one step without graphs to find what could be fused."
+    if facts.proven or facts.flow is not None:
+        return f"{unseen} of the model."
+    return f"{unseen}. Record ProfilerActivity.CPU together with ProfilerActivity.CUDA to find what could be fused."
 
 
 def _said(facts: Facts) -> str:

@@ -130,7 +130,9 @@ class LaunchBound(Rule):
         if launch.break_even_us is None:
             return Looked(skipped="no kernel was launched on its own")
         if launch.graphed_share > MOST:
-            return Looked(skipped=f"{units.percent(launch.graphed_share)} of kernel time is replayed from graphs already")
+            return Looked(
+                skipped=f"{units.percent(launch.graphed_share)} of kernel time is replayed from graphs already"
+            )
         if launch.saving_us is None:
             if launch.idle_share < WORTH_SHARE:
                 return Looked()
@@ -170,8 +172,8 @@ class LaunchBound(Rule):
         limit = f"{launch.break_even_us or 0.0:.2f} µs"
         evidence = (
             f"Launch-bound if the CPU needs more than {limit} a kernel; unknown from this recording: {launch.reason}.",
-            f"The GPU is idle for {units.percent(launch.idle_share)} of the step; how much of it without the profiler is "
-            "not known.",
+            f"The GPU is idle for {units.percent(launch.idle_share)} of the step; how much of it without the profiler "
+            "is not known.",
             *self._idle(facts),
             *_obstacles(facts),
         )
@@ -231,7 +233,11 @@ class HotSync(Rule):
         often = f"{op} {max(1, round(waited.count / facts.steps))} × a step"
         if facts.timeline.stand_ins:
             return f"{often}: on a GPU the CPU would wait here."
-        idle = f", after which the GPU was idle for {units.time_us(waited.idle_us / facts.steps)}" if waited.idle_us else ""
+        idle = (
+            f", after which the GPU was idle for {units.time_us(waited.idle_us / facts.steps)}"
+            if waited.idle_us
+            else ""
+        )
         return f"{often}; the CPU waited {units.time_us(waited.us / facts.steps)} for the GPU{idle}."
 
 
@@ -298,6 +304,12 @@ class TinyKernelStorm(Rule):
         return compile_snippet(common(facts.nodes[i] for i in c.nodes) for c in found)
 
 
+_COMPILED = re.compile(r"Torch-Compiled Region|CompiledFunction|CompiledFxGraph")
+"""Ranges around what ``torch.compile`` made; older releases do not number them."""
+_GENERATED = re.compile(r"^triton_(?:poi|red|per|tem|mm|bmm|for|spl)_")
+"""Kernels, and the ops around them, that Inductor names."""
+
+
 class FallenBack(Rule):
     """Keep the compiled model compiled.
 
@@ -328,12 +340,12 @@ class FallenBack(Rule):
 
     def look(self, facts: Facts) -> Looked:
         """Read the compiled regions' numbers, and what ran outside them."""
-        ops = facts.timeline.ops
-        names = ops["name"].astype(str)
-        regions = sorted(set(re.findall(r"Torch-Compiled Region: (\d+)/(\d+)", "\n".join(names.unique()))))
-        if not regions:
+        names = [str(name) for name in facts.timeline.ops["name"].cat.categories]
+        kernels = (str(name) for name in facts.timeline.kernels["name"].cat.categories)
+        if not any(map(_COMPILED.search, names)) and not any(map(_GENERATED.match, (*names, *kernels))):
             return Looked(skipped="nothing here was compiled by torch.compile")
         candidates = []
+        regions = sorted(set(re.findall(r"Torch-Compiled Region: (\d+)/(\d+)", "\n".join(names))))
         again = {frame: max(int(n) for f, n in regions if f == frame) for frame, _ in regions}
         if many := {frame: n for frame, n in again.items() if n}:
             said = (
@@ -362,7 +374,9 @@ class FallenBack(Rule):
     def _outside(self, facts: Facts) -> list[Node]:
         """Nodes without a compiled region around them, optimizer aside."""
         parents: list[int] = facts.timeline.ops["parent"].tolist()
-        compiled = facts.timeline.ops["name"].astype(str).str.contains("Compiled").tolist()
+        names = facts.timeline.ops["name"]
+        of_name = [bool(_COMPILED.search(str(name)) or _GENERATED.match(str(name))) for name in names.cat.categories]
+        compiled = [of_name[code] for code in names.cat.codes.tolist()]
         op_ids: list[int] = facts.timeline.kernels["op_id"].tolist()
         found = []
         for node in facts.nodes:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from fusionadvisor import units
 from fusionadvisor.analysis.facts import Facts
-from fusionadvisor.analysis.nodes import Node
+from fusionadvisor.analysis.nodes import FUSIBLE, Node
 from fusionadvisor.report.model import Range
 from fusionadvisor.rules.base import Candidate, Looked, Notes, Rule, Sentence, name
 from fusionadvisor.rules.match import (
@@ -330,7 +330,7 @@ class CastPingPong(Rule):
         at = cast
         for _ in range(4):
             user = facts.dataflow.forward_user(at)
-            if user is None or user.graphed or user.kind in ("gemm", "conv", "attention", "fused", "collective", "other"):
+            if user is None or user.graphed or user.kind not in FUSIBLE:
                 return None
             if user.kind == "cast" and user.writes and user.writes[0].dtype == cast.reads[-1].dtype:
                 return user

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from fusionadvisor.errors import InputError
 from fusionadvisor.trace.clock import settle_times
 from fusionadvisor.trace.container import open_trace
 from fusionadvisor.trace.events import Pool
@@ -40,7 +41,21 @@ _PHASES = np.array(["forward", "backward", "optimizer", ""])
 
 def load_timeline(source: str | Path | BinaryIO, *, stand_ins: bool = False) -> Timeline:
     """See :func:`fusionadvisor.trace.load`."""
-    return build(read(open_trace(source)), stand_ins=stand_ins)
+    raw = read(open_trace(source))
+    if len(processes := raw.processes()) > 1:
+        raise MergedError(raw.name, processes)
+    return build(raw, stand_ins=stand_ins)
+
+
+class MergedError(InputError):
+    """One file holds the traces of several processes, whose devices and streams bear equal numbers."""
+
+    def __init__(self, name: str, processes: tuple[str, ...]) -> None:
+        shown = ", ".join(processes[:4]) + (", …" if len(processes) > 4 else "")
+        super().__init__(
+            f"{name} holds the traces of {len(processes)} processes ({shown}).",
+            "Read it with fusionadvisor.trace.ranks.load_ranks, which takes them apart.",
+        )
 
 
 def build(raw: RawTrace, *, stand_ins: bool = False) -> Timeline:
@@ -243,7 +258,8 @@ class _Tables:
         columns["dur_ns"] = columns["dur_ns"].copy()
         columns["dur_ns"][after - 1] = ends[rows[after]] - columns["start_ns"][after - 1]
         columns |= {**self._op_columns(op[rows]), "step": step_of(self._steps, calls["start"][rows])}
-        return _frame(columns, SYNC_COLUMNS).drop(index=after).reset_index(drop=True)
+        kept = np.setdiff1d(np.arange(len(rows)), after)
+        return _frame(columns, SYNC_COLUMNS).iloc[kept].reset_index(drop=True)
 
     def _call_columns(self, rows: npt.NDArray[np.intp]) -> dict[str, Any]:
         calls = self._calls.columns

@@ -133,7 +133,8 @@ def _on_one_thread(ops: Columns, later: Ints, earlier: Ints, known: Ints) -> Int
     tid = ops["tid"]
     if len(known):
         threads, counts = np.unique(tid[known], return_counts=True)
-        return earlier[tid[earlier] == threads[np.argmax(counts)]]
+        told: Ints = earlier[tid[earlier] == threads[np.argmax(counts)]]
+        return told
     best, most = earlier[:0], (0, False)
     for thread in np.unique(tid[earlier]).tolist():
         rows = earlier[tid[earlier] == thread]
