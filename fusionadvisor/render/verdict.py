@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from fusionadvisor import catalog
 from fusionadvisor.render import labels
-from fusionadvisor.report.model import Finding, Report
+from fusionadvisor.report.model import OUTSIDE, Finding, Report
 from fusionadvisor.units import percent, plural
 
 MOST = 0.5
@@ -79,6 +79,8 @@ def of_findings(report: Report) -> str:
     if not kernels(report):
         return f"No {labels.kernel_word(report)}s were recorded: there is nothing to judge"
     said, share = _of_findings(report), report.fusion.judged_share
+    if outside := next((w.message for w in report.warnings if w.code == OUTSIDE), ""):
+        return outside
     if report.fusion.not_examined:
         return f"Not examined: {report.fusion.not_examined}"
     idle = report.fusion.launch_bound.idle_share

@@ -19,6 +19,9 @@ SCHEMA_VERSION = "1.0"
 INTERRUPTED = "W-interrupted"
 """Code of the warning on a report of a run that Ctrl-C ended."""
 
+OUTSIDE = "W23"
+"""Code of the warning on a step most of which passes outside PyTorch's ops."""
+
 Basis = Literal["measured", "recorded", "predicted"]
 SavingBasis = Literal["bound", "measured", "predicted"]
 Outcome = Literal["faster", "same", "slower", "no_effect", "diverged", "refused", "crashed", "timed_out", "not_tried"]
