@@ -7,7 +7,7 @@ trailing underscore, and a copy is called for what it does (``cast``, ``layout``
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import prod
 from typing import Literal
 
@@ -15,21 +15,35 @@ Flow = Literal["proven", "assumed"]
 Shape = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Tensor:
-    """What is known of one operand. ``dtype`` is a torch dtype without prefix, empty where unknown."""
+    """What is known of one operand. ``dtype`` is a torch dtype without prefix, empty where unknown.
+
+    One object stands for the operand of many equal ops: what follows from its shape is computed once.
+    """
 
     shape: Shape
     dtype: str = ""
     strides: Shape | None = None
     itemsize: int = 4
 
-    @property
+    @cached_property
     def numel(self) -> int:
         """Number of elements."""
         return prod(self.shape)
 
-    @property
+    @cached_property
+    def expanded(self) -> bool:
+        """It shows its elements several times."""
+        return any(n > 1 and not s for n, s in zip(self.shape, self.strides or (), strict=False))
+
+    @cached_property
+    def gappy(self) -> bool:
+        """It is a slice: its elements leave gaps in memory."""
+        pairs = list(zip(self.shape, self.strides or (), strict=False))
+        return bool(pairs) and max(n * s for n, s in pairs) > prod(n for n, s in pairs if s)
+
+    @cached_property
     def bytes(self) -> int:
         """Bytes of the distinct elements: a dimension expanded with stride 0 is read once."""
         if self.strides is None or len(self.strides) != len(self.shape):

@@ -193,7 +193,7 @@ class Pool:
 
     def _maker(self, tensor: Tensor, at: int, reading: _Reading) -> _Made | None:
         own = reading.family if at == left(reading.found.op) else None
-        made = self._part(tensor, at, reading) if _gappy(tensor) or _spread(tensor) else None
+        made = self._part(tensor, at, reading) if tensor.gappy or tensor.expanded else None
         if made is None:
             made = self._unread(tensor, tensor.numel, at, reading, own)
         if made is None and own is not None and own in self._layers:
@@ -290,7 +290,7 @@ class Pool:
         pairs = list(zip(tensor.shape, tensor.strides, strict=True))
         spread = prod(n for n, s in pairs if s)
         extent = max((n * s for n, s in pairs), default=0)
-        if _spread(tensor) and (made := self._unread(tensor, spread, at, reading, None)) is not None:
+        if tensor.expanded and (made := self._unread(tensor, spread, at, reading, None)) is not None:
             return made
         for size in (spread, extent):
             if size == tensor.numel or size <= 1 or tensor.numel * LEAST_PART < size:
@@ -334,7 +334,7 @@ class Pool:
             origin = made_by[0].origin if scaled and made_by[0].squared else made_by[0]
         for slot, target in enumerate(found.writes):
             tensor = target
-            if (found.inplace or found.op == "copy") and _gappy(target) and target.strides:
+            if (found.inplace or found.op == "copy") and target.gappy and target.strides:
                 # a write into a slice makes another state of the whole
                 size = max(n * s for n, s in zip(target.shape, target.strides, strict=True))
                 whole = next((m for m in reversed(self._by_size.get(size, ())) if m.tensor), None)
@@ -442,18 +442,7 @@ def _agreement(read: Tensor, made: Tensor | None) -> tuple[int, bool]:
     if _dims(read.shape, read.strides) == _dims(made.shape, made.strides):
         return 3, last
     a, b = _runs(read.shape, read.strides), _runs(made.shape, made.strides)
-    return 2 if a == b else int(len(b) == 1 and not _gappy(read)), last
-
-
-def _spread(tensor: Tensor) -> bool:
-    """True for an expanded tensor: it shows its elements several times."""
-    return any(n > 1 and not s for n, s in zip(tensor.shape, tensor.strides or (), strict=False))
-
-
-def _gappy(tensor: Tensor) -> bool:
-    """True for a slice: its elements leave gaps in memory."""
-    pairs = list(zip(tensor.shape, tensor.strides or (), strict=False))
-    return bool(pairs) and max(n * s for n, s in pairs) > prod(n for n, s in pairs if s)
+    return 2 if a == b else int(len(b) == 1 and not read.gappy), last
 
 
 @lru_cache(4096)

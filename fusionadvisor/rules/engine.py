@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from fusionadvisor import catalog, units
 from fusionadvisor.analysis import cost
 from fusionadvisor.analysis.facts import Facts
-from fusionadvisor.analysis.groups import describe
 from fusionadvisor.analysis.launch import Merge
 from fusionadvisor.errors import InputError
 from fusionadvisor.report.model import (
@@ -348,12 +347,13 @@ def _bytes_column(facts: Facts) -> "npt.NDArray[np.int64]":
     column = np.full(len(facts.timeline.kernels), -1, np.int64)
     for node in facts.nodes:
         if node.kernels and (node.reads or node.writes):
-            alone = describe(facts.dataflow, (node.index,))
+            reads = sum({i: t.bytes for i, t in zip(node.inputs, node.reads, strict=False)}.values())
+            writes = sum(t.bytes for t in node.writes[:1])
             # a gather reads of its table about what it returns
-            reads = min(alone.reads, 2 * alone.writes) if node.kind == "index" else alone.reads
+            reads = min(reads, 2 * writes) if node.kind == "index" else reads
             table = np.array(node.kernels).reshape(node.repeats, -1)
             column[table] = 0
-            column[table[:, 0]] = reads + alone.writes
+            column[table[:, 0]] = reads + writes
     return column
 
 
