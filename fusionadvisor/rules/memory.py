@@ -12,6 +12,8 @@ from fusionadvisor.rules.match import is_forward, is_path, left, weight
 _SAVES_OUTPUT = frozenset({"sigmoid", "tanh", "exp", "_softmax", "softmax", "sqrt", "rsqrt"})
 SMALL = 16
 """A dimension up to this is no more than two loads wide: padding it brings nothing."""
+LINK_GBS = 64.0
+"""PCIe 5.0 with 16 lanes, in GB/s each way: no link between a host and a GPU on a card is faster."""
 MANY_BYTES = 16e6
 """An activation that is worth its own line in a report about memory."""
 
@@ -320,17 +322,24 @@ class PageableCopy(Rule):
             if not len(rows):
                 continue
             us = float(rows["dur_ns"].sum()) / 1e3
+            size = float(rows["bytes"].clip(lower=0).sum()) if "bytes" in rows else 0.0
+            could = max(0.0, us - size / (LINK_GBS * 1e3))  # a pinned copy still has to cross the link
             place = str(rows["source"].iloc[0]) if "source" in rows else ""
             count = units.plural(max(1, round(len(rows) / facts.steps)), f"pageable {column} transfer")
             candidates.append(
                 Candidate(
-                    (), Range(0.0, None, 0.0), f"pageable {column}", step_us=Range(0.0, None, us),
+                    (), Range(0.0, None, 0.0), f"pageable {column}", step_us=Range(0.0, None, could),
                     evidence=(f"{count} a step, {units.time_us(us / facts.steps)}.",), where=("", line_of(place)),
-                    note=us / facts.steps < self.worth_us,
+                    note=could / facts.steps < self.worth_us,
                 )
             )  # fmt: skip
         return Looked(tuple(candidates))
 
     def snippet(self, found: Sequence[Candidate], facts: Facts) -> str:
-        """Pin and copy without waiting."""
+        """Pin and copy without waiting, by direction."""
+        if found[0].pattern.endswith("DtoH"):
+            return (
+                "host = torch.empty(y.shape, dtype=y.dtype, pin_memory=True)  # once\n"
+                "host.copy_(y, non_blocking=True)  # synchronize before reading it"
+            )
         return "x = batch.pin_memory().to('cuda', non_blocking=True)  # or DataLoader(..., pin_memory=True)"

@@ -115,3 +115,10 @@ def test_two_ranks_in_one_file_are_told_apart() -> None:
 )
 def test_cycles_of_a_rank_are_its_further_windows(name: str, expected: list[tuple[int, int]]) -> None:
     assert [(r.rank, r.windows) for r in report(name).ranks] == expected
+
+
+def test_the_remedy_of_a_pageable_copy_fits_its_direction() -> None:
+    """Five copies to the host of 2 µs each: a pinned buffer there, not a pinned batch."""
+    (found,) = of("dtoh_pageable_wait.json.gz", "FA405")
+    assert found.snippet.startswith("host = torch.empty(y.shape, dtype=y.dtype, pin_memory=True)")
+    assert found.saving.step_us.high <= 10.0
