@@ -52,6 +52,7 @@ def analyze(source: str | Path | Sequence[str | Path], *, progress: Progress | N
     """
     from fusionadvisor import trace
     from fusionadvisor.analysis.facts import Facts
+    from fusionadvisor.trace.build import MergedError
     from fusionadvisor.trace.ranks import several
 
     say = progress or _silent
@@ -59,7 +60,12 @@ def analyze(source: str | Path | Sequence[str | Path], *, progress: Progress | N
     ranks: tuple[RankSummary, ...] = ()
     warnings: tuple[Warning, ...] = ()
     if isinstance(source, str | Path) and not several(source):
-        timeline = trace.load(source)
+        try:
+            timeline = trace.load(source, stand_ins=True)
+            if timeline.stand_ins and len(timeline.launches):  # it ran on a GPU, and that side of it is lost
+                timeline = trace.load(source)
+        except MergedError:
+            timeline, ranks, warnings = _of_job(source)
     else:
         timeline, ranks, warnings = _of_job(source)
     say("looking for unfused runs")
@@ -109,6 +115,9 @@ def _of_job(
     chosen = late[0] if late else summaries[0].rank
     why = "the others wait for it" if late else "no rank is waited for"
     said = [f"{len(summaries)} ranks were read; what follows is on rank {chosen}: {why}."] if len(summaries) > 1 else []
+    windows = next(r.windows for r in summaries if r.rank == chosen)
+    if windows > 1:
+        said.append(f"Rank {chosen} was recorded in {windows} windows; what follows is on the first of them.")
     said += [f"Left out: {reason}" for reason in job.skipped]
     return job.timeline(chosen), summaries, tuple(Warning("W-ranks", sentence) for sentence in said)
 

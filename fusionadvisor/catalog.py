@@ -116,6 +116,7 @@ _RULES: tuple[Entry, ...] = (
     Entry("FA404", "Pad the GEMM to a multiple of 8", "fusionadvisor.rules.memory:MisalignedGemm",
           (), "GEMMs aligned"),
     Entry("FA405", "Pin the host memory", "fusionadvisor.rules.memory:PageableCopy", (), "no pageable copies"),
+    Entry("FA406", "Concatenate once", "fusionadvisor.rules.memory:GrowingCat", (), "nothing grows by concatenation"),
 )  # fmt: skip
 
 _STRATEGY_IDS = frozenset(entry.id for entry in STRATEGIES)

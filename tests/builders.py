@@ -114,12 +114,20 @@ def timeline(
         launches=table(launches, LAUNCH_COLUMNS),
         ops=table(ops, OP_COLUMNS),
         syncs=table(list(syncs), _SYNCS),
-        steps=tuple(Step(i, f"ProfilerStep#{i}", 0, _ns(at)) for i in indices),
+        steps=tuple(Step(i, f"ProfilerStep#{i}", *_range(kernels, i, _ns(at))) for i in indices),
         steps_from="ProfilerStep",
         devices=(DeviceInfo(0, gpu),),
         stand_ins=stand_ins,
         recording=recording if recording is not None else Recording(shapes=True),
     )
+
+
+def _range(kernels: list[dict[str, Any]], step: int, end: int) -> tuple[int, int]:
+    """From a step's first kernel to its last, as if the CPU had waited for it; all of the time without kernels."""
+    mine = [k for k in kernels if k["step"] == step]
+    if not mine:
+        return 0, end
+    return min(k["start_ns"] for k in mine), max(k["start_ns"] + k["dur_ns"] for k in mine)
 
 
 _SYNCS = {

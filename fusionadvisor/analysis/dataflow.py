@@ -1,15 +1,16 @@
 """Dataflow: the nodes of a timeline and what feeds what, proven by a FlowGraph or assumed from shapes."""
 
+import re
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from fusionadvisor.analysis.infer import Signature, signature
-from fusionadvisor.analysis.nodes import Flow, Node, Tensor, kind_of, normal
-from fusionadvisor.analysis.pool import NO_READS, Pool, Reads
+from fusionadvisor.analysis.nodes import Flow, Node, Tensor, is_known, kind_of, normal
+from fusionadvisor.analysis.pool import CLOSE, NO_READS, SLOTS, Pool, Reads, Saved
 from fusionadvisor.analysis.repeats import repeats
 from fusionadvisor.flow.graph import FlowGraph, Op
 
@@ -87,6 +88,7 @@ class _Rows:
     kind: list[str]
     op: list[str]
     op_id: list[int]
+    forward: list[int]
     module: list[str]
     source: list[str]
     phase: list[str]
@@ -104,7 +106,8 @@ class _Rows:
 
         return _Rows(
             table, (kernels["dur_ns"].to_numpy()[table].mean(axis=0) / 1e3).tolist(), text("kind"), text("op"),
-            part["op_id"].tolist(), text("module"), text("source"), text("phase"), int(part["step"].iloc[0]),
+            part["op_id"].tolist(), part["forward_op_id"].tolist(), text("module"), text("source"), text("phase"),
+            int(part["step"].iloc[0]),
             part["flow_op"].tolist(), list(zip(part["device"].tolist(), part["stream"].tolist(), strict=True)),
             (part["graph_id"].to_numpy() >= 0).tolist(),
         )  # fmt: skip
@@ -126,7 +129,7 @@ def build(timeline: "Timeline", flow: FlowGraph | None = None) -> Dataflow:
         if proven and flow is not None:
             _add_proven(nodes, rows, ancestry, flow)
         else:
-            _add_assumed(nodes, rows, ancestry, timeline.calls)
+            _Assumed(nodes, ancestry, timeline).add(rows)
     return Dataflow(tuple(nodes), "proven" if proven else "assumed", proven or any(n.reads for n in nodes))
 
 
@@ -160,7 +163,14 @@ class _Ancestry:
         self.start_ns: list[int] = ops["start_ns"].tolist()
         names = ops["name"]
         self._names: list[Any] = names.astype(object).tolist()
-        self._known: dict[int, str] = {}
+        self._known: dict[int, tuple[str, int]] = {}
+        self.differentiated = bool((ops["sequence"].to_numpy() >= 0).any())
+
+    def around(self, op_id: int) -> Iterator[int]:
+        """An op and those around it, innermost first."""
+        while op_id >= 0:
+            yield op_id
+            op_id = self._parent[op_id]
 
     def signature(self, op_id: int) -> Signature:
         """The operands of an op, the same object for equal ones."""
@@ -172,37 +182,107 @@ class _Ancestry:
 
     def outer(self, op_id: int) -> str:
         """The name of the outermost aten op around it, normalised; its own where there is none."""
+        return self._outermost(op_id)[0] if op_id >= 0 else ""
+
+    def top(self, op_id: int) -> int:
+        """The row of that op; -1 where the op has several results, all of which others may read."""
         if op_id < 0:
-            return ""
+            return -1
+        name, row = self._outermost(op_id)
+        return -1 if name in _MANY_RESULTS else row
+
+    def _outermost(self, op_id: int) -> tuple[str, int]:
         if op_id not in self._known:
-            top, at = op_id, op_id
+            top = op_id
             accumulates = False
-            while at >= 0:
+            for at in self.around(op_id):
                 name = str(self._names[at])
                 if name.startswith("aten::"):
                     top = at
                 accumulates |= name.endswith("AccumulateGrad")
-                at = self._parent[at]
-            self._known[op_id] = ACCUMULATE if accumulates else normal(str(self._names[top]))[0]
+            self._known[op_id] = (ACCUMULATE if accumulates else normal(str(self._names[top]))[0], top)
         return self._known[op_id]
 
 
-def _add_assumed(nodes: list[Node], rows: _Rows, ancestry: _Ancestry, calls: Sequence[int]) -> None:
-    pool, last, call = Pool(), -1, 0
-    for batch in _batches(rows, use_flow=False):
-        op_id = rows.op_id[batch[0]]
-        # what equal shapes say of two calls of the whole model is chance: each begins with nothing made yet
-        now = bisect_right(calls, ancestry.start_ns[op_id]) if calls and op_id >= 0 else call
-        if now > call:
-            pool, call = Pool(), now
-        outer = ancestry.outer(op_id)
-        if op_id >= 0 and op_id == last:
-            nodes.append(_node(len(nodes), rows, batch, HELPER, NO_READS, outer))
-            continue
-        last = op_id
-        bare = normal(rows.op[batch[0]])[0]
-        found = ancestry.signature(op_id) if op_id >= 0 else Signature(bare, False, (), ())
-        nodes.append(_node(len(nodes), rows, batch, found, pool.take(found, len(nodes)), outer))
+_MANY_RESULTS = frozenset(
+    {"lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "var_mean", "std_mean", "_native_multi_head_attention"}
+)
+_COMMUNICATES = re.compile(r"^(?:_?c10d|_c10d_functional|nccl|gloo)\w*::|^record_param_comms")
+"""Ops between which and what follows nothing may be moved: they communicate, or wait for what does."""
+
+
+class _Assumed:
+    """Adds the nodes of one step whose data flow is assumed."""
+
+    def __init__(self, nodes: list[Node], ancestry: "_Ancestry", timeline: "Timeline") -> None:
+        self._nodes, self._ancestry, self._calls = nodes, ancestry, timeline.calls
+        names = timeline.ops["name"]
+        codes = [i for i, name in enumerate(names.cat.categories) if _COMMUNICATES.match(str(name))]
+        moments = timeline.ops["start_ns"][names.cat.codes.isin(codes)].tolist()
+        self._barriers = sorted([*moments, *timeline.syncs["start_ns"].tolist()])
+        self._pools: dict[str, Pool] = {}
+        self._saved: dict[int, list[Saved]] = defaultdict(list)
+
+    def add(self, rows: _Rows) -> None:
+        """Add the nodes of a step, and of those equal to it."""
+        batches = _batches(rows, use_flow=False)
+        signatures = [self._signature(rows, batch[0]) for batch in batches]
+        places: dict[int, list[int]] = defaultdict(list)
+        for at, found in enumerate(signatures):
+            places[id(found)].append(at)
+        last, call, part, passed = -1, 0, 0, 0
+        for at, (batch, found) in enumerate(zip(batches, signatures, strict=True)):
+            op_id, outer = rows.op_id[batch[0]], self._ancestry.outer(rows.op_id[batch[0]])
+            began = self._ancestry.start_ns[op_id] if op_id >= 0 else -1
+            # what equal shapes say of two calls of the whole model is chance: each begins with nothing made yet
+            now = bisect_right(self._calls, began) if self._calls and op_id >= 0 else call
+            if now > call:
+                self._pools, call = {}, now
+            if op_id >= 0 and op_id == last:
+                self._nodes.append(_node(len(self._nodes), rows, batch, HELPER, NO_READS, outer, part=part))
+                continue
+            last = op_id
+            if op_id >= 0 and (crossed := bisect_right(self._barriers, began)) > passed:
+                part, passed = part + 1, crossed
+            alike = places[id(found)]
+            matched = self._take(found, rows, batch[0], _ahead(alike, at, CLOSE), _ahead(alike, at, 1))
+            node = _node(len(self._nodes), rows, batch, found, matched, outer, part=part)
+            if not found.known or node.kind in ("collective", "sync"):
+                part += 2
+                node = replace(node, part=part - 1)
+            self._nodes.append(node)
+
+    def _signature(self, rows: _Rows, row: int) -> Signature:
+        if rows.op_id[row] >= 0:
+            return self._ancestry.signature(rows.op_id[row])
+        return Signature(normal(rows.op[row])[0], False, (), (), known=False)
+
+    def _take(self, found: Signature, rows: _Rows, row: int, ahead: int, run: int) -> Reads:
+        """Match an op's arguments; a backward op reads gradients, and what its own forward op read and made."""
+        phase, index = rows.phase[row] or "forward", len(self._nodes)
+        pool = self._pools.setdefault(phase, Pool())
+        backward = phase == "backward"
+        saved = self._saved.get(rows.forward[row], ()) if backward else ()
+        within = self._ancestry.top(rows.op_id[row])
+        matched = pool.take(found, index, within=within, ahead=ahead, run=run, saved=saved, overwrites=not found.known)
+        if phase == "forward" and self._ancestry.differentiated:
+            made = [Saved(t, index, slot, index * SLOTS + slot) for slot, t in enumerate(found.writes)]
+            read = map(Saved, found.reads, matched.sources, matched.slots, matched.inputs)
+            kept = [*made, *(s for s in read if s.tensor.numel > 1)]
+            for op in self._ancestry.around(rows.op_id[row]):
+                self._saved[op] += kept
+        return matched
+
+
+def _ahead(places: list[int], at: int, gap: int) -> int:
+    """How many equal ops follow, each at most so many places after the one before it."""
+    first = bisect_right(places, at)
+    count = 0
+    for place in places[first:]:
+        if place - at > gap:
+            break
+        count, at = count + 1, place
+    return count
 
 
 def _node(
@@ -214,9 +294,10 @@ def _node(
     outer: str,
     *,
     escapes: bool = False,
+    part: int = 0,
 ) -> Node:
     row = batch[0]
-    kind = kind_of(found.op, {rows.kind[i] for i in batch}, found.reads, found.writes)
+    kind = kind_of(found.op, {rows.kind[i] for i in batch}, found.reads, found.writes, known=found.known)
     return Node(
         index=index, op=found.op, kind=kind, kernels=tuple(rows.table[:, batch].ravel().tolist()),
         us=sum(rows.us[i] for i in batch), repeats=len(rows.table),
@@ -224,7 +305,7 @@ def _node(
         inplace=found.inplace, outer=outer,
         arguments=found.arguments, module=rows.module[row], source=rows.source[row], phase=rows.phase[row],
         step=rows.step, lane=rows.lane[row], graphed=rows.graphed[row], escapes=escapes,
-        flow_op=rows.flow_op[row],
+        part=part, flow_op=rows.flow_op[row],
     )  # fmt: skip
 
 
@@ -239,7 +320,7 @@ def _add_proven(nodes: list[Node], rows: _Rows, ancestry: _Ancestry, flow: FlowG
             nodes.append(_node(len(nodes), rows, batch, HELPER, NO_READS, outer))
             continue
         if not 0 <= at < len(flow.ops):
-            bare = Signature(normal(rows.op[row])[0], False, (), ())
+            bare = Signature(normal(rows.op[row])[0], False, (), (), known=is_known(rows.op[row]))
             nodes.append(_node(len(nodes), rows, batch, bare, NO_READS, outer))
             continue
         op = flow.ops[at]
@@ -286,7 +367,7 @@ def _recorded(op: Op, flow: FlowGraph) -> Signature:
     writes = tuple(_tensor(flow, v) for v in op.writes)
     if name == "copy" and len(reads) == 2:  # copy_(target, source): the target is written, not read
         return Signature(name, True, reads, writes, op.arguments)
-    return Signature(name, inplace and bool(op.mutates), reads, writes, op.arguments)
+    return Signature(name, inplace and bool(op.mutates), reads, writes, op.arguments, known=is_known(op.name))
 
 
 def _tensor(flow: FlowGraph, value: int) -> Tensor:

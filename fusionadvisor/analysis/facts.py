@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING
 from fusionadvisor.analysis import cost, devices
 from fusionadvisor.analysis.dataflow import Dataflow, build
 from fusionadvisor.analysis.groups import Group, Stretch, describe, groups, stretches
-from fusionadvisor.analysis.idle import split
+from fusionadvisor.analysis.idle import costs, split
 from fusionadvisor.analysis.launch import Launch, Queue, queue, study
 from fusionadvisor.analysis.nodes import Node
-from fusionadvisor.analysis.quantities import busy_us, by_step, in_steps, span_us
+from fusionadvisor.analysis.quantities import busy_us, in_steps
 from fusionadvisor.flow.graph import FlowGraph
 from fusionadvisor.report.model import Idle, Range
+from fusionadvisor.trace import measures
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import pandas as pd
 
     from fusionadvisor.trace.timeline import Timeline
@@ -80,6 +83,11 @@ class Facts:
         return split(self.timeline)
 
     @cached_property
+    def wait_costs(self) -> "npt.NDArray[np.int64]":
+        """For each row of ``Timeline.syncs`` how long the devices stood idle after it, in ns, all steps together."""
+        return costs(self.timeline)
+
+    @cached_property
     def gpu(self) -> devices.Gpu | None:
         """The table's entry of the GPU that ran the kernels; None where there was none, several, or an unknown one."""
         used = {int(d) for d in self.timeline.kernels["device"].unique()}
@@ -122,10 +130,8 @@ class Facts:
 
     @cached_property
     def step_us(self) -> float:
-        """Time of a step: its unprofiled latency where known, else the mean span of its kernels."""
-        if self.latency_us is not None:
-            return self.latency_us
-        return sum(span_us(part) for part in by_step(self._stepped)) / self.steps
+        """Time of a step: its unprofiled latency where known, else as recorded (:func:`measures.step_us`)."""
+        return measures.step_us(self.timeline) if self.latency_us is None else self.latency_us
 
     @cached_property
     def training(self) -> bool:

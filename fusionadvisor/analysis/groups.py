@@ -132,17 +132,18 @@ def _connect(flow: Dataflow, union: _Union) -> None:
     Each node has a level: one more than that of a source it cannot be fused with. Nodes joined have equal levels, and a
     way from one to another through anything outside would raise the level, so the groups are free of cycles. What came
     from an unknown place counts as made by everything before it; two GEMMs that read the same unknown count as equal.
+    Nothing joins across the border of a part (:attr:`Node.part`), nor far away where the flow is assumed.
     """
     level = [0] * len(flow.nodes)
     axes: dict[int, tuple[object, ...] | None] = {}
-    shared: dict[tuple[int, int, int, tuple[int, ...]], int] = {}
+    shared: dict[tuple[int, ...], int] = {}
     wall: dict[int, int] = {}
     sighted: dict[tuple[int, int], tuple[int, int]] = {}
     for node in flow.nodes:
         sources = [flow.nodes[s] for s in dict.fromkeys(node.sources) if s >= 0]
         fusible = node.kind in FUSIBLE and not node.graphed and node.outer != ACCUMULATE
         own = _axes(node)
-        friends = [s for s in sources if fusible and _may_join(s, node, axes.get(union.find(s.index)), own)]
+        friends = [s for s in sources if fusible and _may_join(flow, s, node, axes.get(union.find(s.index)), own)]
         level[node.index] = max((level[s.index] + (s not in friends) for s in sources), default=0)
         if flow.flow == "assumed":
             outside = _level_outside(node, wall.get(node.step, 0), {} if fusible else sighted)
@@ -176,7 +177,7 @@ def _join_readers(
     node: Node,
     level: int,
     axes: dict[int, tuple[object, ...] | None],
-    shared: dict[tuple[int, int, int, tuple[int, ...]], int],
+    shared: dict[tuple[int, ...], int],
     union: _Union,
 ) -> None:
     """Join a node with an earlier one of its level that walks over the same space and reads the same large input."""
@@ -187,8 +188,13 @@ def _join_readers(
             continue  # equal shapes outside are no proof of one tensor
         if node.reads[at].numel < node.writes[0].numel:
             continue
-        key = (node.step, identity, level, node.writes[0].shape)
+        if node.kind == "index" and at == 0:
+            continue  # it reads here and there, not along with others
+        key = (node.step, identity, level, node.part, *node.writes[0].shape)
         other = shared.setdefault(key, node.index)
+        if flow.flow == "assumed" and node.index - other > NEAR:
+            shared[key] = node.index
+            continue
         a, b = union.find(other), union.find(node.index)
         if a != b and _compatible(axes.get(a), axes.get(b)) and flow.nodes[other].lane == node.lane:
             merged = axes.get(a) or axes.get(b)
@@ -223,11 +229,50 @@ def _axes(node: Node) -> tuple[object, ...] | None:
     if node.kind == "norm" and "batch_norm" in node.op and not _batch_statistics(node):
         return None
     if node.kind == "reduction" and node.writes:
-        kept = tuple(n for n in node.writes[0].shape if n != 1)
-        return (node.reads[0].numel, kept)
-    if node.kind == "softmax" or "layer_norm" in node.op or "rms_norm" in node.op:
-        return (node.reads[0].numel, tuple(n for n in node.reads[0].shape[:-1] if n != 1))
+        return _walked(node.reads[0].shape, _reduced_dims(node))
+    if node.kind == "softmax":
+        return _walked(node.reads[0].shape, _softmax_dims(node))
+    if "layer_norm" in node.op or "rms_norm" in node.op:
+        return _walked(node.reads[0].shape, frozenset({len(node.reads[0].shape) - 1}))
     return (node.reads[0].numel, node.op)
+
+
+def _walked(shape: tuple[int, ...], dims: frozenset[int]) -> tuple[object, ...]:
+    """A reduction's space as runs of kept and reduced dimensions, the same however neighbours are viewed as one."""
+    runs: list[tuple[bool, int]] = []
+    for d, size in enumerate(shape):
+        gone = d in dims
+        if size == 1:
+            continue
+        if runs and runs[-1][0] == gone:
+            runs[-1] = (gone, runs[-1][1] * size)
+        else:
+            runs.append((gone, size))
+    return tuple(runs)
+
+
+def _reduced_dims(node: Node) -> frozenset[int]:
+    """The dimensions a reduction takes away: by its result's shape, with them kept or not, else by its arguments."""
+    before, after = node.reads[0].shape, node.writes[0].shape
+    if len(before) == len(after):
+        return frozenset(d for d, (n, m) in enumerate(zip(before, after, strict=True)) if n != m)
+    if dims := _dims(node, len(before), "dim", "1"):
+        return dims
+    if after == before[: len(after)]:
+        return frozenset(range(len(after), len(before)))
+    return frozenset(range(len(before)))
+
+
+def _softmax_dims(node: Node) -> frozenset[int]:
+    rank = len(node.reads[0].shape)
+    return _dims(node, rank, "dim", "2" if "backward" in node.op else "1") or frozenset({rank - 1})
+
+
+def _dims(node: Node, rank: int, name: str, position: str) -> frozenset[int]:
+    """The dimensions an argument names."""
+    given = node.arguments.get(name, node.arguments.get(position, ""))
+    words = str(given).strip("[]() ").replace(",", " ").split()
+    return frozenset(int(w) % rank for w in words if w.lstrip("-").isdigit()) if rank else frozenset()
 
 
 def _batch_statistics(node: Node) -> bool:
@@ -240,10 +285,27 @@ def _compatible(a: tuple[object, ...] | None, b: tuple[object, ...] | None) -> b
     return a is None or b is None or a == b
 
 
-def _may_join(source: Node, node: Node, source_axes: tuple[object, ...] | None, own: tuple[object, ...] | None) -> bool:
+_SCATTERS = frozenset(
+    {"scatter", "scatter_add", "index_add", "index_put", "_index_put_impl", "index_copy", "index_fill",
+     "embedding_dense_backward", "masked_scatter"}
+)  # fmt: skip
+"""Index ops whose result is whole only when all of it is written."""
+
+
+def _may_join(
+    flow: Dataflow,
+    source: Node,
+    node: Node,
+    source_axes: tuple[object, ...] | None,
+    own: tuple[object, ...] | None,
+) -> bool:
     """True where nothing about the two nodes themselves forbids that one kernel does both."""
-    if source.kind not in FUSIBLE or source.graphed or source.lane != node.lane:
+    if source.kind not in FUSIBLE or source.graphed or source.lane != node.lane or source.part != node.part:
         return False
+    if flow.flow == "assumed" and node.index - source.index > NEAR:
+        return False
+    if source.op in _SCATTERS or (node.kind == "index" and source.index in node.sources[:1]):
+        return False  # a gather may need any element of what it reads: all of it has to be there first
     whole = source.kind == "reduction" and bool(source.writes) and source.writes[0].numel == 1
     return not whole and _compatible(source_axes, own)
 

@@ -5,7 +5,7 @@ A trace names no tensors. Results are inferred from what each op does to its arg
 
 from dataclasses import dataclass, field
 
-from fusionadvisor.analysis.nodes import Shape, Tensor, kind_of, normal
+from fusionadvisor.analysis.nodes import Shape, Tensor, is_known, kind_of, normal
 
 DTYPES: dict[str, tuple[str, int]] = {
     "float": ("float32", 4), "double": ("float64", 8), "c10::Half": ("float16", 2), "c10::BFloat16": ("bfloat16", 2),
@@ -28,6 +28,11 @@ _COMPARES = frozenset(
     {"eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not", "logical_xor", "isnan", "isinf",
      "isfinite"}
 )  # fmt: skip
+_SAME_SHAPE = frozenset(
+    {"clone", "contiguous", "cumsum", "cumprod", "flip", "roll", "sort", "scatter", "scatter_add", "index_add",
+     "index_copy", "index_fill", "index_put", "masked_scatter"}
+)  # fmt: skip
+"""Ops whose result is as large as their first argument."""
 _RANK = {"bool": 0, "uint8": 1, "int8": 1, "int16": 2, "int32": 3, "int64": 4, "float16": 6, "bfloat16": 6,
          "float32": 7, "float64": 8}  # fmt: skip
 
@@ -42,7 +47,9 @@ class Signature:
     writes: tuple[Tensor, ...]
     arguments: dict[str, object] = field(default_factory=dict)
     weights: frozenset[int] = frozenset()
-    """Positions among ``reads`` that are a layer's own parameters by the op's definition."""
+    """Positions among ``reads`` that no earlier op computed, by the op's definition: a layer's own parameters."""
+    known: bool = True
+    """False for an op whose effect nobody here knows: it may write what it is given, and waits for all of it."""
 
 
 def signature(
@@ -55,8 +62,9 @@ def signature(
 ) -> Signature:
     """Return the operands of one recorded op; without shapes, its normalised name alone."""
     op, inplace = normal(name)
+    known = is_known(name)
     if shapes is None:
-        return Signature(op, inplace, (), ())
+        return Signature(op, inplace, (), (), known=known)
     reads: list[Tensor] = []
     arguments: dict[str, object] = {}
     first_is_list = False
@@ -74,6 +82,8 @@ def signature(
     tensors = tuple(reads)
     if op == "copy" and len(tensors) == 2:
         return Signature(op, False, tensors[1:], tensors[:1], arguments)
+    if not known:
+        return Signature(op, False, tensors, (), arguments, known=False)
     writes = _results(op, inplace, tensors, arguments)
     return Signature(op, inplace, tensors, writes, arguments, _weights(op, outer, tensors))
 
@@ -96,6 +106,8 @@ def _weights(op: str, outer: str, reads: tuple[Tensor, ...]) -> frozenset[int]:
         return frozenset(range(1, len(reads)))
     if op == "embedding":
         return frozenset({0})
+    if kind_of(op, (), (), ()) == "fill":  # what it is given is a place or a size, no data
+        return frozenset(range(len(reads)))
     return frozenset()
 
 
@@ -126,7 +138,7 @@ def _results(op: str, inplace: bool, reads: tuple[Tensor, ...], arguments: dict[
         best = max(reads, key=lambda t: _RANK.get(t.dtype, 5))
         dtype, size = ("bool", 1) if op in _COMPARES else (best.dtype, best.itemsize)
         return (Tensor(shape, dtype, next((t.strides for t in reads if t.shape == shape), None), size),)
-    if kind in ("norm", "softmax") or op in ("clone", "contiguous"):
+    if kind in ("norm", "softmax") or op in _SAME_SHAPE:
         return (Tensor(first.shape, first.dtype, first.strides, first.itemsize),)
     if kind == "reduction":
         return _reduced(first, arguments)
@@ -136,6 +148,10 @@ def _results(op: str, inplace: bool, reads: tuple[Tensor, ...], arguments: dict[
         shape = _product(op, reads)
     elif op == "embedding" and len(reads) > 1:
         shape = (*reads[1].shape, first.shape[-1])
+    elif op in ("gather", "take_along_dim") and len(reads) > 1:
+        shape = reads[1].shape
+    elif op == "index_select" and len(reads) > 1:
+        shape = _selected(first.shape, reads[1].numel, arguments)
     elif kind == "attention" and len(reads) > 2 and "backward" not in op:
         shape = (*first.shape[:-1], reads[2].shape[-1])
     elif kind == "conv" and "backward" not in op:
@@ -198,23 +214,36 @@ def _product(op: str, reads: tuple[Tensor, ...]) -> Shape | None:
     return (*left[:-1], right[-1]) if len(left) > 1 and len(right) > 1 else left[:-1]
 
 
+def _selected(shape: Shape, count: int, arguments: dict[str, object]) -> Shape | None:
+    dims = _numbers(arguments.get("1", ""))
+    if len(dims) != 1 or not -len(shape) <= dims[0] < len(shape):
+        return None
+    return tuple(count if d == dims[0] % len(shape) else n for d, n in enumerate(shape))
+
+
 def _convolved(op: str, reads: tuple[Tensor, ...], arguments: dict[str, object]) -> Shape | None:
     """Return a convolution's output shape, from the strides, paddings and dilations the trace keeps."""
-    if len(reads) < 2 or "transpose" in op or len(reads[0].shape) != len(reads[1].shape):
+    if len(reads) < 2 or len(reads[0].shape) != len(reads[1].shape):
         return None
-    weight = reads[1].shape
-    lists = _lists(arguments)
-    if op in _KERNEL_FIRST:
-        stride, padding, dilation = lists[1:2], lists[2:3], [[1]]
+    weight, lists = reads[1].shape, _lists(arguments)
+    spread = "transpose" in op or arguments.get("6") == "True"
+    if spread and op in ("convolution", "_convolution", "convolution_overrideable"):
+        stride, padding, dilation, extra = lists[:1], lists[1:2], lists[2:3], lists[3:4]
+    elif spread:  # cudnn_convolution_transpose and its like
+        padding, extra, stride, dilation = lists[:1], lists[1:2], lists[2:3], lists[3:4]
+    elif op in _KERNEL_FIRST:
+        stride, padding, dilation, extra = lists[1:2], lists[2:3], [[1]], [[0]]
     elif op in ("cudnn_convolution", "miopen_convolution", "mkldnn_convolution"):
-        padding, stride, dilation = lists[:1], lists[1:2], lists[2:3]
+        padding, stride, dilation, extra = lists[:1], lists[1:2], lists[2:3], [[0]]
     else:
-        stride, padding, dilation = lists[:1], lists[1:2], lists[2:3]
-        if arguments.get("6") == "True":  # transposed
-            return None
-    if not (stride and padding and dilation):
+        stride, padding, dilation, extra = lists[:1], lists[1:2], lists[2:3], [[0]]
+    if not (stride and padding and dilation and extra):
         return None
-    return (reads[0].shape[0], weight[0], *_slid(reads[0].shape[2:], weight[2:], stride[0], padding[0], dilation[0]))
+    around = (reads[0].shape[2:], weight[2:], stride[0], padding[0], dilation[0])
+    if not spread:
+        return (reads[0].shape[0], weight[0], *_slid(*around))
+    groups = _numbers(arguments.get("8" if "transpose" not in op else "6", "1")) or [1]
+    return (reads[0].shape[0], weight[1] * groups[0], *_spread(*around, extra[0]))
 
 
 _KERNEL_FIRST = frozenset(
@@ -247,6 +276,17 @@ def _slid(sizes: Shape, kernel: Shape, stride: list[int], padding: list[int], di
     for d, (size, width) in enumerate(zip(sizes, kernel, strict=True)):
         s, p, q = (x[d] if d < len(x) else x[0] for x in (stride, padding, dilation))
         made.append((size + 2 * p - q * (width - 1) - 1) // max(s, 1) + 1)
+    return tuple(made)
+
+
+def _spread(
+    sizes: Shape, kernel: Shape, stride: list[int], padding: list[int], dilation: list[int], extra: list[int]
+) -> Shape:
+    """Return the size of a transposed convolution's result along each dimension."""
+    made = []
+    for d, (size, width) in enumerate(zip(sizes, kernel, strict=True)):
+        s, p, q, more = (x[d] if d < len(x) else x[0] for x in (stride, padding, dilation, extra))
+        made.append((size - 1) * s - 2 * p + q * (width - 1) + more + 1)
     return tuple(made)
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fusionadvisor.analysis.quantities import busy_us, by_step, in_steps, span_us
+from fusionadvisor.trace.measures import busy_share
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -114,8 +115,9 @@ class Launch:
 
     Args:
         kernels: How many there are.
-        busy_us: Union of their intervals, and of the copies and memsets beside them.
-        span_us: From the first start to the last end, steps apart.
+        busy_us: How long the devices ran anything in the steps, replayed graphs, copies and memsets included.
+        idle_share: Share of a step in which the devices did nothing, in [0, 1].
+        graphed_share: Share of the steps' kernel time that was replayed from graphs.
         break_even_us: The GPU waits if the CPU needs more than this a kernel. None without kernels.
         saving_us: What launching them as a graph saves, over all steps; None where the recording cannot tell.
         reason: Why there is no saving, empty where there is.
@@ -123,26 +125,26 @@ class Launch:
 
     kernels: int
     busy_us: float
-    span_us: float
+    idle_share: float
+    graphed_share: float
     break_even_us: float | None
     saving_us: float | None
     reason: str = ""
 
-    @property
-    def idle_share(self) -> float:
-        """Share of the span in which the device did nothing."""
-        return max(0.0, 1 - self.busy_us / self.span_us) if self.span_us > 0 else 0.0
-
 
 def study(timeline: "Timeline", latency_us: float | None = None) -> Launch:
     """Return the launch behaviour of a timeline; ``latency_us`` is the unprofiled time of a step of a live run."""
-    kernels = in_steps(timeline.kernels)
+    kernels, memory = in_steps(timeline.kernels), in_steps(timeline.memory)
     queued = kernels[kernels["graph_id"].to_numpy() < 0]
-    busy = busy_us(queued, in_steps(timeline.memory))
-    span = sum(span_us(part) for part in by_step(queued))
-    break_even = busy / len(queued) if len(queued) else None
+    busy, alone = busy_us(kernels, memory), busy_us(queued, memory)
+    idle = 1 - busy_share(timeline)
+    if latency_us:
+        idle = max(0.0, 1 - busy / max(1, len(timeline.steps)) / latency_us)
+    total = float(kernels["dur_ns"].sum())
+    graphed = 1 - float(queued["dur_ns"].sum()) / total if total else 0.0
+    break_even = alone / len(queued) if len(queued) else None
     saving, reason = _saving(timeline, queued, busy, latency_us)
-    return Launch(len(queued), busy, span, break_even, saving, reason)
+    return Launch(len(queued), busy, idle, graphed, break_even, saving, reason)
 
 
 def _saving(

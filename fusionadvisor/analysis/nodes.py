@@ -7,7 +7,7 @@ trailing underscore, and a copy is called for what it does (``cast``, ``layout``
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import prod
 from typing import Literal
 
@@ -15,21 +15,35 @@ Flow = Literal["proven", "assumed"]
 Shape = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Tensor:
-    """What is known of one operand. ``dtype`` is a torch dtype without prefix, empty where unknown."""
+    """What is known of one operand. ``dtype`` is a torch dtype without prefix, empty where unknown.
+
+    One object stands for the operand of many equal ops: what follows from its shape is computed once.
+    """
 
     shape: Shape
     dtype: str = ""
     strides: Shape | None = None
     itemsize: int = 4
 
-    @property
+    @cached_property
     def numel(self) -> int:
         """Number of elements."""
         return prod(self.shape)
 
-    @property
+    @cached_property
+    def expanded(self) -> bool:
+        """It shows its elements several times."""
+        return any(n > 1 and not s for n, s in zip(self.shape, self.strides or (), strict=False))
+
+    @cached_property
+    def gappy(self) -> bool:
+        """It is a slice: its elements leave gaps in memory."""
+        pairs = list(zip(self.shape, self.strides or (), strict=False))
+        return bool(pairs) and max(n * s for n, s in pairs) > prod(n for n, s in pairs if s)
+
+    @cached_property
     def bytes(self) -> int:
         """Bytes of the distinct elements: a dimension expanded with stride 0 is read once."""
         if self.strides is None or len(self.strides) != len(self.shape):
@@ -46,7 +60,7 @@ class Node:
         op: Normalised name, ``add``; empty for a kernel without an op.
         kind: ``pointwise``, ``cast``, ``layout``, ``copy``, ``fill``, ``reduction``, ``norm``, ``softmax``, ``cat``,
             ``rng``, ``index``, ``gemm``, ``conv``, ``helper`` (a convolution's own layout conversion), ``attention``,
-            ``fused``, ``sync``, or ``other``.
+            ``fused``, ``sync``, ``collective``, or ``other``.
         kernels: Rows of ``Timeline.kernels``, of all equal steps, step by step.
         repeats: How many equal steps that is.
         us: Sum of the durations in µs of one step's kernels, the mean over these steps.
@@ -84,6 +98,8 @@ class Node:
     """Device and stream."""
     graphed: bool = False
     escapes: bool = False
+    part: int = 0
+    """Nodes of different parts cannot be one kernel: between them something waits, communicates, or is not known."""
     flow_op: int = -1
 
     @property
@@ -179,10 +195,33 @@ def normal(op: str) -> tuple[str, bool]:
     return bare, False
 
 
-def kind_of(op: str, kernel_kinds: Iterable[str], reads: tuple[Tensor, ...], writes: tuple[Tensor, ...]) -> str:
-    """Return a node's kind from its normalised op, its kernels' kinds, and for a copy from what it changes."""
-    known = _KINDS.get(op)
+@lru_cache(4096)
+def is_known(op: str) -> bool:
+    """True for an op of PyTorch's own: what it reads, makes and overwrites follows from its name."""
+    return op.startswith(("aten::", "prims::"))
+
+
+def kind_of(
+    op: str,
+    kernel_kinds: Iterable[str],
+    reads: tuple[Tensor, ...],
+    writes: tuple[Tensor, ...],
+    *,
+    known: bool = True,
+) -> str:
+    """Return a node's kind from its normalised op, its kernels' kinds, and for a copy from what it changes.
+
+    An op that is not PyTorch's own (``known`` is False) may do more than its name says: it is no part of a chain.
+    """
     kinds = tuple(kernel_kinds)
+    if "collective" in kinds:
+        return "collective"
+    kind = _told(op, kinds, reads, writes)
+    return kind if known or kind not in FUSIBLE else "other"
+
+
+def _told(op: str, kinds: tuple[str, ...], reads: tuple[Tensor, ...], writes: tuple[Tensor, ...]) -> str:
+    known = _KINDS.get(op)
     if known is None:
         if "attention" in op:
             return "attention"

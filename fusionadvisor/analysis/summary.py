@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fusionadvisor.report.model import Aggregate, DeviceSummary, KernelTable, KindSummary, TimelineSummary
-from fusionadvisor.trace.measures import busy_us, linked_share, orphan_kernels, span_us
+from fusionadvisor.trace.measures import busy_share, busy_us, linked_share, orphan_kernels, span_us, step_us
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,22 +31,26 @@ def summarise(
         group_of: For each kernel's row the number of its group, -1 for none; None where groups were not sought.
         bytes_of: For each kernel's row what its op reads and writes, -1 where unknown; None where that was not asked.
     """
-    steps = [(step.end_ns - step.start_ns) / 1e3 for step in timeline.steps]
-    shapes = _shapes(timeline)
+    steps, shapes = max(1, len(timeline.steps)), _shapes(timeline)
+    inside = timeline.kernels["step"].to_numpy() >= 0
+    step = step_us(timeline)
     return TimelineSummary(
         basis=timeline.basis,
         stand_ins=timeline.stand_ins,
         time_scale=timeline.time_scale,
         devices=tuple(_device(timeline, info.index, info.name) for info in timeline.devices),
-        steps=len(steps),
+        steps=len(timeline.steps),
         steps_from=timeline.steps_from,
-        step_us=float(np.median(steps)) if steps else 0.0,
+        step_us=step,
+        step_kernels=int(inside.sum()) / steps,
+        step_kernel_us=int(timeline.kernels["dur_ns"].to_numpy()[inside].sum()) / 1e3 / steps,
+        busy_us=busy_share(timeline) * step,
         linked_share=round(linked_share(timeline), 6),
         orphan_kernels=orphan_kernels(timeline),
         launches=len(timeline.launches),
         graph_launches=int(timeline.launches["graph"].sum()),
         rank=timeline.rank,
-        by_kind=_by_kind(timeline.kernels),
+        by_kind=_by_kind(timeline.kernels, inside, steps),
         lost=timeline.lost,
         kernels=_kernel_table(timeline, shapes, group_of, bytes_of),
         aggregates=_aggregates(timeline, shapes),
@@ -66,12 +70,17 @@ def _device(timeline: "Timeline", device: int, name: str | None) -> DeviceSummar
     )
 
 
-def _by_kind(kernels: "pd.DataFrame") -> tuple[KindSummary, ...]:
-    codes = kernels["kind"].cat.codes.to_numpy()
+def _by_kind(kernels: "pd.DataFrame", inside: "npt.NDArray[np.bool_]", steps: int) -> tuple[KindSummary, ...]:
+    codes, us = kernels["kind"].cat.codes.to_numpy(), kernels["dur_ns"].to_numpy() / 1e3
     names = list(kernels["kind"].cat.categories)
-    counts = np.bincount(codes, minlength=len(names))
-    totals = np.bincount(codes, weights=kernels["dur_ns"].to_numpy(), minlength=len(names)) / 1e3
-    rows = [KindSummary(str(n), int(c), float(t)) for n, c, t in zip(names, counts, totals, strict=True) if c]
+    counts, of_step = (np.bincount(part, minlength=len(names)) for part in (codes, codes[inside]))
+    totals = np.bincount(codes, weights=us, minlength=len(names))
+    step_us = np.bincount(codes[inside], weights=us[inside], minlength=len(names))
+    rows = [
+        KindSummary(str(name), int(counts[i]), float(totals[i]), int(of_step[i]) / steps, float(step_us[i]) / steps)
+        for i, name in enumerate(names)
+        if counts[i]
+    ]
     return tuple(sorted(rows, key=lambda row: (-row.gpu_us, row.kind)))
 
 

@@ -8,11 +8,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.autograd.profiler import record_function
 
+from fusionadvisor.analysis.repeats import repeats
 from fusionadvisor.capture import generated
 from fusionadvisor.capture.align import align
+from fusionadvisor.capture.outside import outside_ops
 from fusionadvisor.capture.profiler import Profiler
 from fusionadvisor.errors import EnvironmentUnfitError
 from fusionadvisor.flow.graph import FlowGraph
@@ -76,7 +79,9 @@ def capture(program: Program, *, steps: int | None = None) -> Captured:
         aligned = align(recorded, flow)
         timeline = on_one_clock(aligned.timeline, latency)
         said = [*unlinked(aligned.unlinked, aligned.kernels), *_noise(program)]
-    if pressed or not whole:
+    if whole and not pressed:
+        said += outside_ops(timeline, latency, run)
+    else:
         said.append(_cut_short(len(recorded.steps), wanted, len(samples)))
     return Captured(timeline, flow, latency, tuple(said), hooked(program.model))
 
@@ -208,12 +213,21 @@ def on_one_clock(timeline: Timeline, latency: Timing | None) -> Timeline:
     """
     if not timeline.stand_ins or latency is None or not timeline.steps:
         return timeline
+    timeline = _steadied(timeline)
     recorded_ns = int(timeline.kernels["dur_ns"].sum()) / len(timeline.steps)
     if recorded_ns <= latency.median_ms * 1e6:
         return timeline
     scale = latency.median_ms * 1e6 / recorded_ns
     shorter = (timeline.kernels["dur_ns"] * scale).round().astype("int64")
     return replace(timeline, kernels=timeline.kernels.assign(dur_ns=shorter), time_scale=scale)
+
+
+def _steadied(timeline: Timeline) -> Timeline:
+    """Give each op its median over equal steps: one that was interrupted once must not set what its step could save."""
+    durations = timeline.kernels["dur_ns"].to_numpy().copy()
+    for table in repeats(timeline.kernels, timeline.ops):
+        durations[table] = np.median(durations[table], axis=0).astype("int64")
+    return replace(timeline, kernels=timeline.kernels.assign(dur_ns=durations))
 
 
 def unlinked(count: int, kernels: int) -> tuple[Warning, ...]:

@@ -170,7 +170,7 @@ def _step(sheet: Sheet, report: Report) -> None:
         items.append(scale.time(line.step_us))
     if (busy := _busy(report)) is not None:
         items.append(f"GPU busy {percent(busy)}")
-    count = plural(round(verdict.kernels(report) / verdict.steps_shown(report)), labels.kernel_word(report))
+    count = plural(verdict.step_kernels(report), labels.kernel_word(report))
     share = verdict.unfused_share(report)
     items.append(f"{count}, {percent(share)} of their time unfused" if share else count)
     moved = sum(b for b in line.kernels.bytes if b > 0)
@@ -190,6 +190,9 @@ def _step(sheet: Sheet, report: Report) -> None:
 def _busy(report: Report) -> float | None:
     if report.timeline is None or labels.cpu_times(report) or labels.predicted(report):
         return None
+    if report.timeline.busy_us and report.timeline.step_us:
+        whole = report.latency.median_ms * 1e3 if report.latency else report.timeline.step_us
+        return min(report.timeline.busy_us / whole, 1.0)
     busy = sum(device.busy_us for device in report.timeline.devices)
     if report.latency:
         return min(busy / verdict.steps_shown(report) / (report.latency.median_ms * 1e3), 1.0)
@@ -200,26 +203,26 @@ def _busy(report: Report) -> float | None:
 def _kinds(sheet: Sheet, report: Report) -> None:
     if report.timeline is None or not report.timeline.by_kind:
         return
-    steps, scale = verdict.steps_shown(report), verdict.scale(report)
-    total = sum(kind.gpu_us for kind in report.timeline.by_kind) or 1.0
-    ranked = sorted(report.timeline.by_kind, key=lambda kind: -kind.gpu_us)
-    rows = [(labels.KINDS.get(k.kind, k.kind), k.kernels, k.gpu_us) for k in ranked[:KINDS_SHOWN]]
-    if rest := ranked[KINDS_SHOWN:]:
-        rows.append((f"{len(rest)} other kinds", sum(k.kernels for k in rest), sum(k.gpu_us for k in rest)))
+    scale = verdict.scale(report)
+    kinds = verdict.kinds(report)
+    total = sum(us for _, _, us in kinds) or 1.0
+    rows = [(labels.KINDS.get(kind, kind), count, us) for kind, count, us in kinds[:KINDS_SHOWN]]
+    if rest := kinds[KINDS_SHOWN:]:
+        rows.append((f"{len(rest)} other kinds", sum(k[1] for k in rest), sum(k[2] for k in rest)))
     counted = sheet.width >= NARROW
     for name, count, time in rows:
         share = time / total
         sheet.add(
             f"  {sheet.cell(name, 18)}",
-            sheet.cell(plural(round(count / steps), labels.kernel_word(report)), 14, right=True) if counted else "",
-            sheet.cell(scale.time(time / steps), 12, right=True),
+            sheet.cell(plural(round(count), labels.kernel_word(report)), 14, right=True) if counted else "",
+            sheet.cell(scale.time(time), 12, right=True),
             sheet.cell(percent(share), 8, right=True),
             "  ",
             (_bar(share, min(BAR, max(sheet.width - (58 if counted else 44), 0))), "cyan"),
         )
-    if abs(total / steps - (whole := verdict.of_step(report))) > APART * whole:
+    if abs(total - (whole := verdict.of_step(report))) > APART * whole:
         word = labels.kernel_word(report)
-        sheet.say(f"shares are of the {word}s' time together, {scale.time(total / steps)}", style="dim", indent=2)
+        sheet.say(f"shares are of the {word}s' time together, {scale.time(total)}", style="dim", indent=2)
 
 
 def _predicted(sheet: Sheet, report: Report) -> None:

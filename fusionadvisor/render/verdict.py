@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from fusionadvisor import catalog
 from fusionadvisor.render import labels
-from fusionadvisor.report.model import Finding, Report
+from fusionadvisor.report.model import OUTSIDE, Finding, Report
 from fusionadvisor.units import percent, plural
 
 MOST = 0.5
@@ -21,6 +21,8 @@ def of_step(report: Report) -> float:
 
 def kernel_us(report: Report) -> float:
     """Summed time of a step's kernels, in µs."""
+    if report.timeline and report.timeline.step_kernel_us:
+        return report.timeline.step_kernel_us
     devices = report.timeline.devices if report.timeline else ()
     return sum(device.kernel_us for device in devices) / steps_shown(report)
 
@@ -28,6 +30,13 @@ def kernel_us(report: Report) -> float:
 def kernels(report: Report) -> int:
     """Kernels on all devices."""
     return sum(device.kernels for device in report.timeline.devices) if report.timeline else 0
+
+
+def step_kernels(report: Report) -> int:
+    """Kernels of a step on all devices."""
+    if report.timeline and report.timeline.step_kernels:
+        return round(report.timeline.step_kernels)
+    return round(kernels(report) / steps_shown(report))
 
 
 def steps_shown(report: Report) -> int:
@@ -66,16 +75,25 @@ def could_save(report: Report) -> float:
 
 
 def of_findings(report: Report) -> str:
-    """The verdict of a profile or an analysis, and on how little it rests where most of the time cannot be judged."""
+    """The verdict of a profile or an analysis, beginning with what it cannot say."""
+    if not kernels(report):
+        return f"No {labels.kernel_word(report)}s were recorded: there is nothing to judge"
     said, share = _of_findings(report), report.fusion.judged_share
-    if share >= MOST or not kernels(report):
+    if outside := next((w.message for w in report.warnings if w.code == OUTSIDE), ""):
+        return outside
+    if report.fusion.not_examined:
+        return f"Not examined: {report.fusion.not_examined}"
+    idle = report.fusion.launch_bound.idle_share
+    if idle is not None and idle > MOST:
+        whole, times = of_step(report), scale(report)
+        first = f"The GPU is idle for {percent(idle)} of the step: {times.bound(idle * whole)} of {times.bound(whole)}"
+        return first if could_save(report) <= 0 else f"{first}. {said}"
+    if share >= MOST:
         return said
     return f"{said}, judging by {percent(share)} of {labels.kernel_word(report)} time alone"
 
 
 def _of_findings(report: Report) -> str:
-    if not kernels(report):
-        return f"No {labels.kernel_word(report)}s were recorded: there is nothing to judge"
     if not report.findings:
         return f"Nothing to fuse: {plural(len(report.passed), 'check')} passed"
     if all(finding.footnote for finding in report.findings):
@@ -89,6 +107,16 @@ def _of_findings(report: Report) -> str:
     return (
         f"Up to {percent(high / whole)} of {time} could go: {scale(report).bound(high)} of {scale(report).bound(whole)}"
     )
+
+
+def kinds(report: Report) -> list[tuple[str, float, float]]:
+    """For each kind of a step's kernels their number and summed time in µs, the longest first."""
+    found = report.timeline.by_kind if report.timeline else ()
+    if any(k.step_kernels for k in found):
+        rows = [(k.kind, k.step_kernels, k.step_gpu_us) for k in found if k.step_kernels]
+    else:
+        rows = [(k.kind, k.kernels / steps_shown(report), k.gpu_us / steps_shown(report)) for k in found]
+    return sorted(rows, key=lambda row: -row[2])
 
 
 def unfused_share(report: Report) -> float:

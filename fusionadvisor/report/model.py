@@ -21,6 +21,9 @@ LOST = "W-recipe"
 """A warning that a recipe did not hold when a fresh process loaded it, so that nothing was kept."""
 """Code of the warning on a report of a run that Ctrl-C ended."""
 
+OUTSIDE = "W23"
+"""Code of the warning on a step most of which passes outside PyTorch's ops."""
+
 Basis = Literal["measured", "recorded", "predicted"]
 SavingBasis = Literal["bound", "measured", "predicted"]
 Outcome = Literal["faster", "same", "slower", "no_effect", "diverged", "refused", "crashed", "timed_out", "not_tried"]
@@ -123,11 +126,13 @@ class DeviceSummary:
 
 @dataclass(frozen=True, slots=True)
 class KindSummary:
-    """Kernels of one kind: how many, and the sum of their times."""
+    """Kernels of one kind: how many, and the sum of their times; those of a step are fewer, see TimelineSummary."""
 
     kind: str
     kernels: int
     gpu_us: float
+    step_kernels: float = 0.0
+    step_gpu_us: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +190,13 @@ class TimelineSummary:
     steps: int = 1
     steps_from: str = "window"
     step_us: float = 0.0
-    """Median span of a step."""
+    """A step: its range on the CPU, or the span of what it launched on the device where that is longer; the median."""
+    step_kernels: float = 0.0
+    """Kernels a step. What ran outside all steps (its launch was not recorded) is part of the totals above only."""
+    step_kernel_us: float = 0.0
+    """Summed time of a step's kernels; more than ``step_us`` where they overlap."""
+    busy_us: float = 0.0
+    """Time of a step in which the devices that ran something ran a kernel, memcpy or memset; their mean."""
     linked_share: float = 1.0
     """Share of kernel time that is attributed to an op of the model."""
     orphan_kernels: int = 0
@@ -235,6 +246,8 @@ class RankSummary:
     """How much longer it was in collectives than the rank that was in them least, which came last."""
     straggler: bool = False
     """True where the others wait for it."""
+    windows: int = 1
+    """How many traces of it were read: a profiler's cycles, whose kernels, steps and times are added here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +284,8 @@ class LaunchBound:
     reason: str = ""
     idle: Idle | None = None
     """None where nothing was recorded on a device."""
+    idle_share: float | None = None
+    """Share of a step in which the devices ran nothing, neither a kernel nor a copy; None where no device was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +305,10 @@ class Fusion:
     syncs: int = 0
     judged_share: float = 1.0
     """Share of kernel time in kernels of which it is known what op they are of, and where a model was recorded, which
-    recorded one; no finding that rests on data flow covers the rest."""
+    recorded one; no finding that rests on data flow covers the rest. Kernels replayed from a graph are of the rest: a
+    replay records no ops."""
+    not_examined: str = ""
+    """Why most of the kernel time could not be examined for fusion, a sentence; empty where it could."""
 
 
 @dataclass(frozen=True, slots=True)

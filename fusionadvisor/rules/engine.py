@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from fusionadvisor import catalog, units
 from fusionadvisor.analysis import cost
 from fusionadvisor.analysis.facts import Facts
-from fusionadvisor.analysis.groups import describe
 from fusionadvisor.analysis.launch import Merge
 from fusionadvisor.errors import InputError
 from fusionadvisor.report.model import (
@@ -31,6 +30,10 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 MODULES_SHOWN = 64
+MOST = 0.5
+"""A verdict needs to have seen at least this share of kernel time."""
+_OF_LAUNCHING = "FA3"
+"""Rules that look at launches and waits, whatever is known of the ops."""
 INFERENCE_ALONE = frozenset({"fuse_modules", "horizontal", "fx", "torchscript"})
 """Strategies that leave a model in training alone."""
 
@@ -91,6 +94,7 @@ def run(facts: Facts, among: Iterable[Rule] | None = None) -> Advice:
     warnings: list[Warning] = []
     if among is None:
         among, warnings = _loaded()
+    unseen = _unseen(facts, _judged_share(facts))
     for rule in among:
         try:
             looked = rule.look(facts)
@@ -101,6 +105,8 @@ def run(facts: Facts, among: Iterable[Rule] | None = None) -> Advice:
         proposals.extend(_Proposal(rule, c) for c in _honest(rule, looked, facts))
         if looked.skipped:
             skipped.append(NotApplicable(rule.id, looked.skipped))
+        elif not looked.candidates and not looked.near_misses and unseen and not rule.id.startswith(_OF_LAUNCHING):
+            skipped.append(NotApplicable(rule.id, f"not examined: {unseen}"))
         elif not looked.candidates and not looked.near_misses:
             passed.append(Passed(rule.id, _entry(rule).passed))
     warnings.extend(_unjudged(facts))
@@ -304,19 +310,23 @@ def _evidence(first: Candidate, nodes: list[int], times: int, facts: Facts) -> t
 
 
 def _within_step(findings: list[Finding], facts: Facts) -> tuple[Finding, ...]:
-    """Trim step savings so that together they never exceed the step."""
-    left = facts.step_us
+    """Trim savings so that together they exceed neither the step nor, of kernel time, what the devices are busy."""
+    step_left, busy_left = facts.step_us, facts.busy_us / facts.steps
     kept = []
     for finding in findings:
-        step = finding.saving.step_us
-        high = min(step.high, left)
-        left -= high
-        if high < step.high:
-            likely = None if step.likely is None else min(step.likely, high)
-            step = Range(min(step.low, high), likely, high)
-            finding = replace(finding, saving=replace(finding.saving, step_us=step))
-        kept.append(finding)
+        saving = finding.saving
+        gpu, step = _trimmed(saving.gpu_us, busy_left), _trimmed(saving.step_us, step_left)
+        busy_left -= gpu.high
+        step_left -= step.high
+        kept.append(replace(finding, saving=replace(saving, gpu_us=gpu, step_us=step)))
     return tuple(kept)
+
+
+def _trimmed(bound: Range, most: float) -> Range:
+    if bound.high <= most:
+        return bound
+    likely = None if bound.likely is None else min(bound.likely, most)
+    return Range(min(bound.low, most), likely, most)
 
 
 def _group_column(facts: Facts) -> "npt.NDArray[np.int64]":
@@ -337,12 +347,13 @@ def _bytes_column(facts: Facts) -> "npt.NDArray[np.int64]":
     column = np.full(len(facts.timeline.kernels), -1, np.int64)
     for node in facts.nodes:
         if node.kernels and (node.reads or node.writes):
-            alone = describe(facts.dataflow, (node.index,))
+            reads = sum({i: t.bytes for i, t in zip(node.inputs, node.reads, strict=False)}.values())
+            writes = sum(t.bytes for t in node.writes[:1])
             # a gather reads of its table about what it returns
-            reads = min(alone.reads, 2 * alone.writes) if node.kind == "index" else alone.reads
+            reads = min(reads, 2 * writes) if node.kind == "index" else reads
             table = np.array(node.kernels).reshape(node.repeats, -1)
             column[table] = 0
-            column[table[:, 0]] = reads + alone.writes
+            column[table[:, 0]] = reads + writes
     return column
 
 
@@ -354,6 +365,7 @@ def _fusion(facts: Facts) -> Fusion:
     launch = facts.launch
     share = None if launch.saving_us is None or not facts.step_us else launch.saving_us / facts.steps / facts.step_us
     times = [facts.nodes[g.nodes[0]].repeats for g in facts.groups]
+    judged = _judged_share(facts)
     unfused = sum(g.internal * n for g, n in zip(facts.groups, times, strict=True))
     return Fusion(
         groups=round(sum(times) / facts.steps),
@@ -366,19 +378,49 @@ def _fusion(facts: Facts) -> Fusion:
             None if share is None else min(1.0, share),
             _said(facts),
             facts.idle,
+            None if facts.timeline.stand_ins or facts.timeline.basis == "predicted" else launch.idle_share,
         ),
         syncs=round(len(facts.timeline.syncs) / facts.steps),
-        judged_share=_judged_share(facts),
+        judged_share=judged,
+        not_examined=_not_examined(facts, judged),
     )
 
 
 def _judged_share(facts: Facts) -> float:
     kernels = facts.timeline.kernels
     known = kernels["flow_op" if facts.proven else "op_id"].to_numpy() >= 0
-    known |= kernels["graph_id"].to_numpy() >= 0
-    inside = kernels["step"].to_numpy() >= 0
-    us = kernels["dur_ns"].to_numpy()
-    return float(us[known & inside].sum() / (us[inside].sum() or 1)) if inside.any() else 1.0
+    known &= kernels["graph_id"].to_numpy() < 0
+    return _share_in_steps(facts, known, empty=1.0)
+
+
+def _share_in_steps(facts: Facts, rows: "npt.NDArray[np.bool_]", *, empty: float = 0.0) -> float:
+    inside = facts.timeline.kernels["step"].to_numpy() >= 0
+    us = facts.timeline.kernels["dur_ns"].to_numpy()
+    total = us[inside].sum()
+    return float(us[rows & inside].sum() / total) if total else empty
+
+
+def _unseen(facts: Facts, judged: float) -> str:
+    """What hides most of the kernel time from the rules on fusion, in words; empty where they could look at it."""
+    kernels = facts.timeline.kernels
+    if not len(kernels) or judged >= MOST:
+        return ""
+    graphed = _share_in_steps(facts, kernels["graph_id"].to_numpy() >= 0)
+    if graphed >= 1 - judged - graphed:
+        return f"{units.percent(graphed)} of kernel time is replayed from graphs, where no op is recorded"
+    return f"{units.percent(1 - judged)} of kernel time is not linked to an op"
+
+
+def _not_examined(facts: Facts, judged: float) -> str:
+    """The same as sentences, with what to do."""
+    unseen = _unseen(facts, judged)
+    if not unseen:
+        return ""
+    if "graphs" in unseen:
+        return f"{unseen}. Record one step without graphs to find what could be fused."
+    if facts.proven or facts.flow is not None:
+        return f"{unseen} of the model."
+    return f"{unseen}. Record ProfilerActivity.CPU together with ProfilerActivity.CUDA to find what could be fused."
 
 
 def _said(facts: Facts) -> str:

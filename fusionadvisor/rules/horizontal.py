@@ -20,7 +20,7 @@ TILE_EFFICIENCY = 0.76
 TILE = 128 * 128
 """Elements of the result a GEMM tile covers, one a multiprocessor at a time."""
 APART = 16
-"""Nodes between two GEMMs of one loop."""
+"""Nodes between two GEMMs of one loop, or two layers on one input."""
 
 
 def gemm_floor_us(facts: Facts, gemms: Sequence[Node], traffic: int) -> float:
@@ -96,7 +96,7 @@ class Siblings(Rule):
         families: dict[tuple[object, ...], list[Node]] = defaultdict(list)
         for layer in layers:
             families[self._family(facts, layer)].append(layer)
-        for family in families.values():
+        for family in (part for same in families.values() for part in self._near(facts, same)):
             distinct = {n.inputs[weight(n)]: n for n in family} if facts.proven else {n.index: n for n in family}
             if len(distinct) > 1 and len(distinct) == len(family):
                 notes.candidates.append(self._candidate(facts, family))
@@ -127,9 +127,18 @@ class Siblings(Rule):
 
     def _family(self, facts: Facts, node: Node) -> tuple[object, ...]:
         source = node.inputs[left(node)]
-        # an unknown source: only neighbours can be taken to read the same tensor
-        near = node.index // 16 if source < 0 and not facts.proven else 0
-        return (node.step, source, node.reads[left(node)].shape, len(node.reads), near, node.lane)
+        part = 0 if facts.proven else node.part
+        return (node.step, source, node.reads[left(node)].shape, len(node.reads), part, node.lane)
+
+    def _near(self, facts: Facts, family: list[Node]) -> Iterator[list[Node]]:
+        """Where the flow is assumed, only neighbours can be taken to read the same tensor."""
+        part: list[Node] = []
+        for layer in family:
+            if part and not facts.proven and layer.index - part[-1].index > APART:
+                yield part
+                part = []
+            part.append(layer)
+        yield part
 
     def _candidate(self, facts: Facts, family: list[Node]) -> Candidate:
         shared = family[0].reads[left(family[0])]

@@ -1,8 +1,9 @@
 """Launching: where the GPU waits for the CPU."""
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from fusionadvisor import units
 from fusionadvisor.analysis.facts import Facts
@@ -18,9 +19,11 @@ EAGER_SHARE = 0.05
 """Fewer of the ops than this outside compiled regions are the glue around any model."""
 WORTH_SHARE = 0.1
 """Idle time below this share of a step is within what the queue model and run-to-run noise explain."""
+MOST = 0.5
+"""Of more kernel time than this a rule about the step as a whole must be able to speak."""
 WAITED_FOR = (
     ("launch_us", "for the next launch"),
-    ("sync_us", "for a launch after the CPU had waited for the GPU"),
+    ("sync_us", "after the CPU had waited for the GPU"),
     ("data_us", "for data"),
     ("communication_us", "for communication"),
     ("other_us", "between queued kernels"),
@@ -28,37 +31,53 @@ WAITED_FOR = (
 
 
 _Wait = tuple[str, str, str]
-"""An op that the CPU waits in, its line of code, and its module."""
+"""What the CPU waits in, its line of code, and its module."""
 
 
-def _waits(facts: Facts) -> dict[_Wait, tuple[int, float]]:
-    """Where the CPU waits for the GPU inside a step: how often, and how long in µs, all steps together."""
+@dataclass(slots=True)
+class _Waited:
+    """The waits of one place, all steps together: how many, how long the CPU waited, and the GPU stood idle after."""
+
+    count: int = 0
+    us: float = 0.0
+    idle_us: float = 0.0
+
+
+def _waits(facts: Facts) -> dict[_Wait, _Waited]:
+    """Where the CPU waits for the GPU inside a step."""
     return _recorded(facts) if facts.timeline.stand_ins else _traced(facts)
 
 
-def _traced(facts: Facts) -> dict[_Wait, tuple[int, float]]:
+def _traced(facts: Facts) -> dict[_Wait, _Waited]:
     syncs = facts.timeline.syncs
-    found: dict[_Wait, tuple[int, float]] = {}
-    inside = syncs[(syncs["op_id"] >= 0) & (syncs["step"] >= 0)] if "step" in syncs else syncs[syncs["op_id"] >= 0]
+    found: dict[_Wait, _Waited] = defaultdict(_Waited)
     memory = facts.timeline.memory  # a copy to the device that waits is FA405's
     to_device = set(memory["op_id"][memory["name"].astype(str).str.contains("HtoD")]) if "op_id" in memory else set()
-    inside = inside[~inside["op_id"].isin(to_device)]
     names = facts.timeline.ops["name"]
-    columns = [inside[c].astype(str).tolist() if c in inside else [""] * len(inside) for c in ("source", "module")]
-    for op_id, us, where, module in zip(inside["op_id"], inside["dur_ns"] / 1e3, *columns, strict=True):
-        key = (str(names.iloc[int(op_id)]), where, module)
-        count, total = found.get(key, (0, 0.0))
-        found[key] = (count + 1, total + float(us))
+    inside = (syncs["step"] >= 0).tolist() if "step" in syncs else [True] * len(syncs)
+    places = [syncs[c].astype(str).tolist() if c in syncs else [""] * len(syncs) for c in ("source", "module")]
+    rows = zip(
+        inside, syncs["op_id"].tolist(), syncs["name"].astype(str), syncs["dur_ns"].tolist(), facts.wait_costs.tolist(),
+        *places, strict=True,
+    )  # fmt: skip
+    for in_step, op_id, call, dur, idle, where, module in rows:
+        # what no op asked for, at the end of a step or between two, costs nothing unless the GPU then stands idle
+        if not in_step or (op_id < 0 and not idle) or (op_id >= 0 and op_id in to_device):
+            continue
+        waited = found[str(names.iloc[op_id]) if op_id >= 0 else call, where, module]
+        waited.count += 1
+        waited.us += dur / 1e3
+        waited.idle_us += idle / 1e3
     return found
 
 
-def _recorded(facts: Facts) -> dict[_Wait, tuple[int, float]]:
+def _recorded(facts: Facts) -> dict[_Wait, _Waited]:
     """On the CPU nothing waits; the recorded ops say what would on a GPU."""
-    found: dict[_Wait, tuple[int, float]] = {}
+    found: dict[_Wait, _Waited] = defaultdict(_Waited)
     for op in facts.flow.ops if facts.flow is not None else ():
         if op.sync and op.phase != "optimizer":  # an optimizer keeps its step counts on the CPU
             key = (op.name, f"{op.source.file}:{op.source.line}" if op.source else "", op.module)
-            found[key] = (found.get(key, (0, 0.0))[0] + facts.steps, 0.0)
+            found[key].count += facts.steps
     return found
 
 
@@ -110,25 +129,29 @@ class LaunchBound(Rule):
             return Looked(skipped="no GPU here: nothing is launched")
         if launch.break_even_us is None:
             return Looked(skipped="no kernel was launched on its own")
+        if launch.graphed_share > MOST:
+            return Looked(
+                skipped=f"{units.percent(launch.graphed_share)} of kernel time is replayed from graphs already"
+            )
         if launch.saving_us is None:
             if launch.idle_share < WORTH_SHARE:
                 return Looked()
             predicted = facts.timeline.basis == "predicted"
             return self._predicted(launch.break_even_us, facts) if predicted else self._unknown(facts)
-        step = launch.saving_us / facts.steps
-        if not facts.step_us or step < WORTH_SHARE * facts.step_us:
+        waits = sum(w.idle_us for w in _waits(facts).values())  # FA302's
+        saving = max(0.0, launch.saving_us - waits)
+        if not facts.step_us or saving / facts.steps < WORTH_SHARE * facts.step_us:
             return Looked()
-        likely = None if facts.latency_us is not None else launch.saving_us
+        likely = None if facts.latency_us is not None else saving
         evidence = (
-            f"{units.plural(round(launch.kernels / facts.steps), 'kernel')} a step, busy "
-            f"{units.time_us(launch.busy_us / facts.steps)} of {units.time_us(facts.step_us)}.",
+            f"{units.plural(round(launch.kernels / facts.steps), 'kernel')} a step; the GPU is idle for "
+            f"{units.percent(launch.idle_share)} of {units.time_us(facts.step_us)}.",
             f"Break-even: {launch.break_even_us:.2f} µs of CPU time a kernel.",
             *self._idle(facts),
             *_obstacles(facts),
         )
         return Looked(
-            (Candidate((), Range(0.0, 0.0, 0.0), "step", step_us=Range(0.0, likely, launch.saving_us),
-                       evidence=evidence),)
+            (Candidate((), Range(0.0, 0.0, 0.0), "step", step_us=Range(0.0, likely, saving), evidence=evidence),)
         )  # fmt: skip
 
     def snippet(self, found: Sequence[Candidate], facts: Facts) -> str:
@@ -149,8 +172,8 @@ class LaunchBound(Rule):
         limit = f"{launch.break_even_us or 0.0:.2f} µs"
         evidence = (
             f"Launch-bound if the CPU needs more than {limit} a kernel; unknown from this recording: {launch.reason}.",
-            f"The device is idle for {units.percent(launch.idle_share)} of the window, how much of it without the "
-            "profiler is not known.",
+            f"The GPU is idle for {units.percent(launch.idle_share)} of the step; how much of it without the profiler "
+            "is not known.",
             *self._idle(facts),
             *_obstacles(facts),
         )
@@ -162,7 +185,7 @@ class LaunchBound(Rule):
             return ()
         parts = sorted(((getattr(facts.idle, field), words) for field, words in WAITED_FOR), reverse=True)
         said = [f"{units.time_us(us)} {words}" for us, words in parts if us >= 0.5]
-        return (f"Idle as recorded, a step: {', '.join(said)}.",) if said else ()
+        return (f"Computing nothing, as recorded, a step: {', '.join(said)}.",) if said else ()
 
 
 class HotSync(Rule):
@@ -194,24 +217,28 @@ class HotSync(Rule):
 
     def look(self, facts: Facts) -> Looked:
         """Match waits inside a step that an op caused, by line."""
-        candidates = [
-            Candidate(
-                (), NOTHING, f"{op} at {where or module or 'an unknown line'}", step_us=NOTHING,
-                evidence=(self._said(op, count, us, facts),), where=(module, line_of(where)),
-            )
-            for (op, where, module), (count, us) in _waits(facts).items()
-        ]  # fmt: skip
-        return Looked(tuple(candidates))
+        return Looked(tuple(self._candidate(*place, waited, facts) for place, waited in _waits(facts).items()))
 
     def snippet(self, found: Sequence[Candidate], facts: Facts) -> str:
         """Say what to do instead of branching on a value."""
         return "y = torch.where(condition, a, b)  # instead of reading the condition back to branch on it"
 
-    def _said(self, op: str, count: int, us: float, facts: Facts) -> str:
-        often = f"{op} {max(1, round(count / facts.steps))} × a step"
+    def _candidate(self, op: str, where: str, module: str, waited: _Waited, facts: Facts) -> Candidate:
+        return Candidate(
+            (), NOTHING, f"{op} at {where or module or 'an unknown line'}", step_us=Range(0.0, None, waited.idle_us),
+            evidence=(self._said(op, waited, facts),), where=(module, line_of(where)),
+        )  # fmt: skip
+
+    def _said(self, op: str, waited: _Waited, facts: Facts) -> str:
+        often = f"{op} {max(1, round(waited.count / facts.steps))} × a step"
         if facts.timeline.stand_ins:
             return f"{often}: on a GPU the CPU would wait here."
-        return f"{often}; the CPU waited {units.time_us(us / facts.steps)}, work of the GPU included."
+        idle = (
+            f", after which the GPU was idle for {units.time_us(waited.idle_us / facts.steps)}"
+            if waited.idle_us
+            else ""
+        )
+        return f"{often}; the CPU waited {units.time_us(waited.us / facts.steps)} for the GPU{idle}."
 
 
 class TinyKernelStorm(Rule):
@@ -277,6 +304,12 @@ class TinyKernelStorm(Rule):
         return compile_snippet(common(facts.nodes[i] for i in c.nodes) for c in found)
 
 
+_COMPILED = re.compile(r"Torch-Compiled Region|CompiledFunction|CompiledFxGraph")
+"""Ranges around what ``torch.compile`` made; older releases do not number them."""
+_GENERATED = re.compile(r"^triton_(?:poi|red|per|tem|mm|bmm|for|spl)_")
+"""Kernels, and the ops around them, that Inductor names."""
+
+
 class FallenBack(Rule):
     """Keep the compiled model compiled.
 
@@ -307,12 +340,12 @@ class FallenBack(Rule):
 
     def look(self, facts: Facts) -> Looked:
         """Read the compiled regions' numbers, and what ran outside them."""
-        ops = facts.timeline.ops
-        names = ops["name"].astype(str)
-        regions = sorted(set(re.findall(r"Torch-Compiled Region: (\d+)/(\d+)", "\n".join(names.unique()))))
-        if not regions:
+        names = [str(name) for name in facts.timeline.ops["name"].cat.categories]
+        kernels = (str(name) for name in facts.timeline.kernels["name"].cat.categories)
+        if not any(map(_COMPILED.search, names)) and not any(map(_GENERATED.match, (*names, *kernels))):
             return Looked(skipped="nothing here was compiled by torch.compile")
         candidates = []
+        regions = sorted(set(re.findall(r"Torch-Compiled Region: (\d+)/(\d+)", "\n".join(names))))
         again = {frame: max(int(n) for f, n in regions if f == frame) for frame, _ in regions}
         if many := {frame: n for frame, n in again.items() if n}:
             said = (
@@ -341,7 +374,9 @@ class FallenBack(Rule):
     def _outside(self, facts: Facts) -> list[Node]:
         """Nodes without a compiled region around them, optimizer aside."""
         parents: list[int] = facts.timeline.ops["parent"].tolist()
-        compiled = facts.timeline.ops["name"].astype(str).str.contains("Compiled").tolist()
+        names = facts.timeline.ops["name"]
+        of_name = [bool(_COMPILED.search(str(name)) or _GENERATED.match(str(name))) for name in names.cat.categories]
+        compiled = [of_name[code] for code in names.cat.codes.tolist()]
         op_ids: list[int] = facts.timeline.kernels["op_id"].tolist()
         found = []
         for node in facts.nodes:

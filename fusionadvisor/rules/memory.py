@@ -12,6 +12,10 @@ from fusionadvisor.rules.match import is_forward, is_path, left, weight
 _SAVES_OUTPUT = frozenset({"sigmoid", "tanh", "exp", "_softmax", "softmax", "sqrt", "rsqrt"})
 SMALL = 16
 """A dimension up to this is no more than two loads wide: padding it brings nothing."""
+LINK_GBS = 64.0
+"""PCIe 5.0 with 16 lanes, in GB/s each way: no link between a host and a GPU on a card is faster."""
+GROWN = 3
+"""So many concatenations in a row are a loop; two may be two things."""
 MANY_BYTES = 16e6
 """An activation that is worth its own line in a report about memory."""
 
@@ -320,17 +324,94 @@ class PageableCopy(Rule):
             if not len(rows):
                 continue
             us = float(rows["dur_ns"].sum()) / 1e3
+            size = float(rows["bytes"].clip(lower=0).sum()) if "bytes" in rows else 0.0
+            could = max(0.0, us - size / (LINK_GBS * 1e3))  # a pinned copy still has to cross the link
             place = str(rows["source"].iloc[0]) if "source" in rows else ""
             count = units.plural(max(1, round(len(rows) / facts.steps)), f"pageable {column} transfer")
             candidates.append(
                 Candidate(
-                    (), Range(0.0, None, 0.0), f"pageable {column}", step_us=Range(0.0, None, us),
+                    (), Range(0.0, None, 0.0), f"pageable {column}", step_us=Range(0.0, None, could),
                     evidence=(f"{count} a step, {units.time_us(us / facts.steps)}.",), where=("", line_of(place)),
-                    note=us / facts.steps < self.worth_us,
+                    note=could / facts.steps < self.worth_us,
                 )
             )  # fmt: skip
         return Looked(tuple(candidates))
 
     def snippet(self, found: Sequence[Candidate], facts: Facts) -> str:
-        """Pin and copy without waiting."""
+        """Pin and copy without waiting, by direction."""
+        if found[0].pattern.endswith("DtoH"):
+            return (
+                "host = torch.empty(y.shape, dtype=y.dtype, pin_memory=True)  # once\n"
+                "host.copy_(y, non_blocking=True)  # synchronize before reading it"
+            )
         return "x = batch.pin_memory().to('cuda', non_blocking=True)  # or DataLoader(..., pin_memory=True)"
+
+
+class GrowingCat(Rule):
+    """Concatenate once.
+
+    ## What it does
+    Finds a tensor that grows by concatenation: three or more, each of which joins the result of the one before with
+    something new.
+
+    ## Why it costs
+    Each concatenation copies all that was there before: what is built of *n* parts moves about *n*/2 times its size.
+
+    ## Example
+    ```python
+    out = x[:, :1]
+    for i in range(1, n):
+        out = torch.cat([out, step(out, x[:, i : i + 1])], dim=1)
+    ```
+
+    ## Use instead
+    ```python
+    parts = [x[:, :1]]
+    for i in range(1, n):
+        parts.append(step(parts, x[:, i : i + 1]))
+    out = torch.cat(parts, dim=1)  # or write into a tensor of the final size
+    ```
+
+    ## When not to
+    Where each step needs all of what was joined so far in one piece: then write into a tensor of the final size, and
+    read the part that is filled.
+    """
+
+    id = "FA406"
+
+    def look(self, facts: Facts) -> Looked:
+        """Follow concatenations from each to the one it grew from."""
+        cats = facts.of_kind("cat")
+        if not cats:
+            return Looked(skipped="nothing was concatenated")
+        grown: dict[int, list[Node]] = {}
+        longest: dict[int, list[Node]] = {}
+        for node in cats:
+            before = next((p for i in range(len(node.reads)) if (p := self._smaller(facts, node, i)) is not None), None)
+            chain = [*grown.get(before.index, [before]), node] if before is not None else [node]
+            grown[node.index] = chain
+            longest[chain[0].index] = chain
+        notes = Notes()
+        for chain in longest.values():
+            if len(chain) >= GROWN:
+                us = sum(n.us for n in chain[:-1])
+                size = chain[-1].writes[0].bytes if chain[-1].writes else 0
+                notes.candidates.append(
+                    Candidate(
+                        tuple(n.index for n in chain[:-1]), Range(0.0, None, us), f"grown by {len(chain)}", chain[-1],
+                        beside=(chain[-1].index,),
+                        evidence=(f"{len(chain)} concatenations in a row build {units.size_bytes(size)}.",),
+                    )
+                )  # fmt: skip
+        return notes.looked()
+
+    def snippet(self, found: Sequence[Candidate], facts: Facts) -> str:
+        """Collect, then concatenate."""
+        return "parts.append(new)  # in the loop\nout = torch.cat(parts, dim=dim)  # once, after it"
+
+    def _smaller(self, facts: Facts, node: Node, argument: int) -> Node | None:
+        """The concatenation that made an argument, where this node adds to it."""
+        made = facts.dataflow.producer(node, argument)
+        if made is None or made.kind != "cat" or node.out is None or made.out is None or made.phase != node.phase:
+            return None
+        return made if 2 * made.out.numel >= node.out.numel > made.out.numel else None

@@ -29,18 +29,21 @@ class WrittenNorm:
 def written_norms(facts: Facts) -> Iterator[WrittenNorm]:
     """Yield normalisations written out by hand: mean of squares or variance → eps → root → scale."""
     for node in facts.of_kind("reduction"):
-        if is_forward(node) and node.outer not in _LIBRARY and _over_last(node):
+        if is_forward(node) and node.outer not in _LIBRARY and _reduces(node):
             found = _around(facts, node)
             if found is not None:
                 yield found
 
 
-def _over_last(node: Node) -> bool:
-    """The reduction keeps the rows: what is left is the input without its last dimensions."""
+def _reduces(node: Node) -> bool:
+    """The reduction takes away some dimensions and leaves others: the last in most norms, channels in an image's."""
     if not node.reads or not node.writes or node.writes[0].numel in (1, node.reads[0].numel):
         return False
-    if node.op not in ("mean", "var", "var_mean", "sum", "std", "std_mean", "linalg_vector_norm", "norm"):
-        return False
+    return node.op in ("mean", "var", "var_mean", "sum", "std", "std_mean", "linalg_vector_norm", "norm")
+
+
+def _over_last(node: Node) -> bool:
+    """The reduction keeps the rows: what is left is the input without its last dimensions."""
     kept = [n for n in node.writes[0].shape if n != 1]
     return [n for n in node.reads[0].shape if n != 1][: len(kept)] == kept
 
@@ -98,7 +101,7 @@ def _centre(facts: Facts, scale: Node, reduction: Node) -> list[Node]:
     if at is None or at.op != "sub":
         return []
     sources = [flow.producer(at, i) for i in range(len(at.reads))]
-    mean = next((s for s in sources if s is not None and s.op == "mean" and _over_last(s)), None)
+    mean = next((s for s in sources if s is not None and s.op == "mean" and _reduces(s)), None)
     return [] if mean is None else [*found, at, mean]
 
 
@@ -205,7 +208,8 @@ class WrittenOutNorm(Rule):
     """Replace the norm written out by hand.
 
     ## What it does
-    Finds a LayerNorm or RMSNorm made of single ops (square, mean, eps, rsqrt, mul), and a GroupNorm followed by SiLU.
+    Finds a LayerNorm or RMSNorm made of single ops (square, mean, eps, rsqrt, mul), over the last dimension or another
+    one (the channels of an image), and a GroupNorm followed by SiLU.
 
     ## Why it costs
     A norm needs its input once and writes it once. Written out it is five to ten kernels, each a pass over the tensor,
@@ -262,6 +266,8 @@ class WrittenOutNorm(Rule):
             return compile_snippet([members[-1].module])
         if any(node.op.startswith(("var", "std")) for node in members):  # may be unbiased, and eps outside the root
             return compile_snippet([members[-1].module])
+        if not all(_over_last(node) for node in members if node.kind == "reduction"):  # core torch has no such op
+            return compile_snippet([members[-1].module])
         if found[0].pattern.startswith("LayerNorm"):
             return "return F.layer_norm(x, (x.shape[-1],), self.weight, self.bias, self.eps)"
         return "return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)"
@@ -271,4 +277,8 @@ class WrittenOutNorm(Rule):
         said: list[Sentence] = [lambda mean: f"{what}: {mean.kernels}, {mean.time}: {chain(members)}."]
         if facts.bandwidth is None:
             said.append(f"{at_most(facts)} the measured times of its kernels, all but the longest.")
-        return Candidate(nodes, facts.bound(nodes), f"{what}: {chain(members)}", last, evidence=tuple(said))
+        usual = all(_over_last(n) for n in members if n.kind == "reduction")
+        return Candidate(
+            nodes, facts.bound(nodes), f"{what}: {chain(members)}", last, evidence=tuple(said),
+            remedies=None if usual else ("compile",),
+        )  # fmt: skip

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from fusionadvisor import units
 from fusionadvisor.analysis.facts import Facts
-from fusionadvisor.analysis.nodes import Node
+from fusionadvisor.analysis.nodes import FUSIBLE, Node
 from fusionadvisor.report.model import Range
 from fusionadvisor.rules.base import Candidate, Looked, Notes, Rule, Sentence, name
 from fusionadvisor.rules.match import (
@@ -77,12 +77,14 @@ class WrittenOutActivation(Rule):
 
     def snippet(self, found: Sequence[Candidate], facts: Facts) -> str:
         """Use the op, or compile the region."""
-        if found[0].pattern.startswith("GELU"):
-            return "y = F.gelu(x)"
-        if found[0].pattern.startswith("tanh GELU"):
-            return 'y = F.gelu(x, approximate="tanh")'
-        if found[0].pattern.startswith("SiLU by hand"):
-            return "y = F.silu(x)"
+        what = found[0].pattern.partition(":")[0]
+        gate = " * gate" if what.endswith("gate") else ""
+        if what.startswith("GELU"):
+            return f"y = F.gelu(x){gate}"
+        if what.startswith("tanh GELU"):
+            return f'y = F.gelu(x, approximate="tanh"){gate}'
+        if what.startswith("SiLU by hand"):
+            return f"y = F.silu(x){gate}"
         return compile_snippet(common(facts.nodes[i] for i in c.nodes) for c in found)
 
     def _written(self, facts: Facts, curve: Node) -> tuple[list[Node], str] | None:
@@ -119,7 +121,7 @@ class WrittenOutActivation(Rule):
         what = f"{_CURVES[curve.op]} by hand"
         if curve.op == "sigmoid" and before_scaled:
             what = "QuickGELU"
-        if (gate := gated_by(flow, at, anything=True)) is not None and curve.op == "sigmoid":
+        if (gate := gated_by(flow, at, anything=True)) is not None:
             inside[gate.index] = gate
             what += " gate"
         return [inside[i] for i in sorted(inside)], what
@@ -328,7 +330,7 @@ class CastPingPong(Rule):
         at = cast
         for _ in range(4):
             user = facts.dataflow.forward_user(at)
-            if user is None or user.graphed or user.kind in ("gemm", "conv", "attention", "fused", "other"):
+            if user is None or user.graphed or user.kind not in FUSIBLE:
                 return None
             if user.kind == "cast" and user.writes and user.writes[0].dtype == cast.reads[-1].dtype:
                 return user

@@ -71,7 +71,7 @@ class ForLoopOptimizer(Rule):
         )
 
     def _job(self, node: Node) -> str:
-        if node.op.startswith(_FOREACH) or node.kind in ("fused", "other", "gemm", "conv"):
+        if node.op.startswith(_FOREACH) or node.kind in ("fused", "collective", "other", "gemm", "conv"):
             return ""
         if node.kind == "fill" and (node.phase == "optimizer" or "zero" in (node.op, node.outer)):
             return "zero_grad"

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from fusionadvisor.errors import InputError
 from fusionadvisor.trace.clock import settle_times
 from fusionadvisor.trace.container import open_trace
 from fusionadvisor.trace.events import Pool
@@ -40,7 +41,21 @@ _PHASES = np.array(["forward", "backward", "optimizer", ""])
 
 def load_timeline(source: str | Path | BinaryIO, *, stand_ins: bool = False) -> Timeline:
     """See :func:`fusionadvisor.trace.load`."""
-    return build(read(open_trace(source)), stand_ins=stand_ins)
+    raw = read(open_trace(source))
+    if len(processes := raw.processes()) > 1:
+        raise MergedError(raw.name, processes)
+    return build(raw, stand_ins=stand_ins)
+
+
+class MergedError(InputError):
+    """One file holds the traces of several processes, whose devices and streams bear equal numbers."""
+
+    def __init__(self, name: str, processes: tuple[str, ...]) -> None:
+        shown = ", ".join(processes[:4]) + (", …" if len(processes) > 4 else "")
+        super().__init__(
+            f"{name} holds the traces of {len(processes)} processes ({shown}).",
+            "Read it with fusionadvisor.trace.ranks.load_ranks, which takes them apart.",
+        )
 
 
 def build(raw: RawTrace, *, stand_ins: bool = False) -> Timeline:
@@ -220,12 +235,31 @@ class _Tables:
         return _frame(columns, LAUNCH_COLUMNS)
 
     def syncs(self) -> pd.DataFrame:
-        calls = self._calls.columns
-        waits = matching(self._raw.names, _SYNC)[calls["name"]] if len(calls) else np.zeros(0, dtype=bool)
-        rows = np.flatnonzero(waits)
+        """The calls in which the CPU waited: those that say so, and copies that returned only when they were done.
+
+        A copy from pageable memory waits for all work before it; the call that synchronizes after it returns at once,
+        and both are one wait.
+        """
+        calls, gpu = self._calls.columns, self._raw.gpu
+        count = len(calls)
+        waits = matching(self._raw.names, _SYNC)[calls["name"]] if count else np.zeros(0, dtype=bool)
+        copied = np.flatnonzero((gpu["kind"] == MEMCPY) & (self._call >= 0))
+        copying = self._call[copied]
+        done = gpu["start"][copied] + gpu["dur"][copied]
+        ends = calls["start"] + calls["dur"]
+        slow = np.zeros(count, dtype=bool)
+        slow[copying[ends[copying] >= done]] = True
+        slow &= ~self._calls.graph & ~waits
+        rows = np.flatnonzero(waits | slow)
+        after = np.flatnonzero(waits[rows[1:]] & slow[rows[:-1]]) + 1
+        op = self._calls.op
+        after = after[(op[rows[after]] >= 0) & (op[rows[after]] == op[rows[after - 1]])]
         columns = self._call_columns(rows)
-        columns |= {**self._op_columns(self._calls.op[rows]), "step": step_of(self._steps, calls["start"][rows])}
-        return _frame(columns, SYNC_COLUMNS)
+        columns["dur_ns"] = columns["dur_ns"].copy()
+        columns["dur_ns"][after - 1] = ends[rows[after]] - columns["start_ns"][after - 1]
+        columns |= {**self._op_columns(op[rows]), "step": step_of(self._steps, calls["start"][rows])}
+        kept = np.setdiff1d(np.arange(len(rows)), after)
+        return _frame(columns, SYNC_COLUMNS).iloc[kept].reset_index(drop=True)
 
     def _call_columns(self, rows: npt.NDArray[np.intp]) -> dict[str, Any]:
         calls = self._calls.columns

@@ -22,6 +22,24 @@ _EXPORT = "Export one with torch.profiler: profile.export_chrome_trace('trace.js
 _COPY_AGAIN = "Copy it again."
 
 
+_OTHER_TOOLS: tuple[tuple[tuple[str, ...], bytes, str, str], ...] = (
+    ((".nsys-rep", ".qdrep"), b"", "a report of Nsight Systems",
+     "It names no PyTorch ops: record the step with torch.profiler. nsys2json makes Chrome's JSON of its kernels."),
+    ((".ncu-rep",), b"", "a report of Nsight Compute",
+     "It holds counters of single kernels, no step: record the step with torch.profiler."),
+    ((".sqlite", ".db", ".rocpd"), b"SQLite format 3", "a database as Nsight Systems or rocprofv3 write it",
+     "Record the step with torch.profiler, or write Chrome's JSON: nsys2json for Nsight, rocpd2pftrace and Perfetto's "
+     "traceconv for ROCm."),
+    ((".xplane.pb",), b"", "a profile of XLA",
+     "Export trace.json.gz from TensorBoard's trace viewer, or record the step with torch.profiler."),
+    ((".pftrace", ".perfetto-trace"), b"", "a Perfetto trace",
+     "Convert it with Perfetto's `traceconv json trace.pftrace trace.json`."),
+    ((".pickle", ".pkl"), b"\x80", "a pickle, as torch.cuda.memory's snapshots are",
+     "A snapshot shows allocations, not kernels (pytorch.org/memory_viz): record the step with torch.profiler."),
+)  # fmt: skip
+"""What other tools write: names, first bytes, what it is called, what to do."""
+
+
 @dataclass(slots=True)
 class Container:
     """An opened trace: its name and its plain JSON text in blocks, to be read once. ``lost`` grows while reading."""
@@ -196,4 +214,7 @@ def _refuse_others(name: str, head: bytes) -> None:
     if head[257:262] == b"ustar":
         raise InputError(f"{name} is a tar archive.", "Unpack it and name the trace in it.")
     if start[:1] not in (b"{", b"["):
+        for suffixes, magic, what, advice in _OTHER_TOOLS:
+            if name.endswith(suffixes) or (magic and head.startswith(magic)):
+                raise InputError(f"{name} is {what}, not a trace of torch.profiler.", advice)
         raise InputError(f"{name} is not a trace: it does not start with a JSON object or list.", _EXPORT)

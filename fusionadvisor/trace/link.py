@@ -61,7 +61,11 @@ def link_ops(raw: RawTrace) -> Ops:
     # forward ops state thread 0; ops outside autograd state none
     backward |= ops["forward_thread"] > 0
     optimizer = matching(raw.names, _OPTIMIZER)[ops["name"]] if len(ops) else backward
-    phase = inherited(nest.parent, np.where(optimizer, OPTIMIZER, np.where(backward, BACKWARD, -1)))
+    # what a checkpoint computes again inside the backward pass is forward work with a number of its own
+    again = (ops["forward_thread"] == 0) & (ops["sequence"] >= 0) & ~backward
+    phase = inherited(
+        nest.parent, np.where(optimizer, OPTIMIZER, np.where(backward, BACKWARD, np.where(again, FORWARD, -1)))
+    )
     phase[_inside(_only(raw.annotations, matching(raw.names, _OPTIMIZER)), keys, ops["start"])] = OPTIMIZER
     forward = inherited(nest.parent, _forward_ops(ops, phase, raw.flows))
     phase[phase < 0] = FORWARD
@@ -93,21 +97,57 @@ def _inside(spans: tuple[Ints, Ints, Ints], keys: Ints, moments: Ints) -> Bools:
 
 
 def _forward_ops(ops: Columns, phase: Ints, flows: Columns) -> Ints:
-    """Return for a backward op the forward op of the same sequence number that began last before it."""
+    """Return for a backward op its forward op: where the profiler drew an arrow to it, else by sequence number.
+
+    Autograd numbers the ops of each thread by themselves, and a backward op states the thread by a number that is not
+    the trace's thread id. The arrows tell which is which, else the ops that have the numbers.
+    """
     forward = np.full(len(ops), -1, dtype=np.int64)
-    numbered = ops["sequence"] >= 0
-    later, earlier = np.flatnonzero(numbered & (phase == BACKWARD)), np.flatnonzero(numbered & (phase != BACKWARD))
-    earlier = earlier[np.argsort(ops["start"][earlier], kind="stable")]
-    keys = thread_keys(ops["pid"], ops["sequence"])
-    found, _ = last_before(keys[earlier], ops["start"][earlier], keys[later], ops["start"][later])
-    forward[later[found >= 0]] = earlier[found[found >= 0]]
+    if not len(ops):
+        return forward
     _follow_flows(forward, ops, flows)
+    drawn = np.flatnonzero(forward >= 0)
+    numbered, thread = ops["sequence"] >= 0, ops["forward_thread"]
+    later = np.flatnonzero(numbered & (forward < 0) & ((thread > 0) | ((thread < 0) & (phase == BACKWARD))))
+    earlier = np.flatnonzero(numbered & ((thread == 0) | ((thread < 0) & (phase != BACKWARD))))
+    earlier = earlier[np.argsort(ops["start"][earlier], kind="stable")]
+    for pid, stated in np.unique(np.stack([ops["pid"][later], thread[later]]), axis=1).T.tolist():
+        mine = later[(ops["pid"][later] == pid) & (thread[later] == stated)]
+        among = earlier[ops["pid"][earlier] == pid]
+        known = forward[drawn[(ops["pid"][drawn] == pid) & (thread[drawn] == stated)]]
+        if stated > 0:
+            among = _on_one_thread(ops, mine, among, known)
+        rows, _ = last_before(
+            ops["sequence"][among], ops["start"][among], ops["sequence"][mine], ops["start"][mine]
+        )  # fmt: skip
+        forward[mine[rows >= 0]] = among[rows[rows >= 0]]
     return forward
 
 
+def _on_one_thread(ops: Columns, later: Ints, earlier: Ints, known: Ints) -> Ints:
+    """Return those of the earlier ops that are on the thread which the later ones state.
+
+    It is the thread of the forward ops that arrows lead from; without any the one with most of the numbers, and of
+    several such the one of the later ops themselves, where autograd computes again what it differentiates next.
+    """
+    tid = ops["tid"]
+    if len(known):
+        threads, counts = np.unique(tid[known], return_counts=True)
+        told: Ints = earlier[tid[earlier] == threads[np.argmax(counts)]]
+        return told
+    best, most = earlier[:0], (0, False)
+    for thread in np.unique(tid[earlier]).tolist():
+        rows = earlier[tid[earlier] == thread]
+        found, _ = last_before(ops["sequence"][rows], ops["start"][rows], ops["sequence"][later], ops["start"][later])
+        score = int((found >= 0).sum()), bool((tid[later] == thread).any())
+        if score > most:
+            best, most = rows, score
+    return best
+
+
 def _follow_flows(forward: Ints, ops: Columns, flows: Columns) -> None:
-    """Link what has no sequence number by the arrows the profiler drew from forward to backward ops."""
-    if not len(flows) or not len(ops):
+    """Link ops by the arrows the profiler drew from forward to backward ops."""
+    if not len(flows):
         return
     # several ops at one moment: the innermost comes last and stays
     at = {place: row for row, place in enumerate(_places(ops))}
@@ -115,7 +155,7 @@ def _follow_flows(forward: Ints, ops: Columns, flows: Columns) -> None:
     arrows = list(zip(rows, flows["id"].tolist(), flows["finish"].tolist(), strict=True))
     begins = {flow: row for row, flow, finish in arrows if not finish}
     for row, flow, finish in arrows:
-        if finish and row >= 0 and forward[row] < 0:
+        if finish and row >= 0:
             forward[row] = begins.get(flow, -1)
 
 

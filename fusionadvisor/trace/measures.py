@@ -24,6 +24,64 @@ def span_us(timeline: Timeline, device: int) -> float:
     return float(end.max() - start.min()) / 1e3 if len(start) else 0.0
 
 
+def step_us(timeline: Timeline) -> float:
+    """Return the time of a step in µs: the median over the steps of :func:`step_times_ns`, never less than its work.
+
+    This is the one definition of a step: shares, idle time, ranks and comparisons are of it.
+    """
+    times = step_times_ns(timeline)
+    work = [step_busy_us(timeline, info.index) for info in timeline.devices]
+    return max(float(np.median(times)) / 1e3 if len(times) else 0.0, *work, 0.0)
+
+
+def step_times_ns(timeline: Timeline) -> Ints:
+    """Return each step's time: its range on the CPU, or the span of what it launched on the device if that is longer.
+
+    Work that was put on the device in advance may begin before the step before is done: a span ends where the next
+    step's kernels begin.
+    """
+    steps = timeline.steps
+    on_cpu = np.array([step.end_ns - step.start_ns for step in steps], dtype=np.int64)
+    if timeline.stand_ins or not len(steps):
+        return on_cpu
+    first, last = step_bounds_ns(timeline)
+    following = np.append(first[1:], np.iinfo(np.int64).max)
+    end = np.where(following > first, np.minimum(last, following), last)
+    return np.maximum(on_cpu, np.where(last > first, end - first, 0))
+
+
+def step_bounds_ns(timeline: Timeline) -> tuple[Ints, Ints]:
+    """Return when each step's first kernel began and its last kernel or copy ended; equal for a step without any."""
+    count, far = len(timeline.steps), np.iinfo(np.int64).max
+    first, last = np.full(count, far), np.full(count, -far)
+    for table in (timeline.kernels, timeline.memory):
+        step, start = table["step"].to_numpy(), table["start_ns"].to_numpy()
+        inside = step >= 0
+        if table is timeline.kernels or not len(timeline.kernels):
+            np.minimum.at(first, step[inside], start[inside])
+        np.maximum.at(last, step[inside], (start + table["dur_ns"].to_numpy())[inside])
+    bare = (first == far) | (last == -far)
+    first[bare] = last[bare] = 0
+    return first, np.maximum(first, last)
+
+
+def step_busy_us(timeline: Timeline, device: int | None = None) -> float:
+    """Return how long a device runs a kernel, memcpy or memset a step, in µs; None sums over devices.
+
+    What ran outside all steps, launched before the first or not at all in the trace, is no part of a step.
+    """
+    indices = [info.index for info in timeline.devices] if device is None else [device]
+    busy = sum(union_ns(*_intervals(timeline, index, inside=True)) for index in indices)
+    return busy / 1e3 / max(1, len(timeline.steps))
+
+
+def busy_share(timeline: Timeline) -> float:
+    """Return the share of a step, in [0, 1], in which the devices that ran something did so; their mean."""
+    used = [b for info in timeline.devices if (b := step_busy_us(timeline, info.index))]
+    whole = step_us(timeline) * len(used)
+    return min(1.0, sum(used) / whole) if whole else 0.0
+
+
 def kernel_us(timeline: Timeline) -> float:
     """Return the sum of all kernels' durations in µs; where kernels overlap it exceeds :func:`busy_us`."""
     return float(timeline.kernels["dur_ns"].sum()) / 1e3
@@ -55,10 +113,12 @@ def _share(timeline: Timeline, rows: npt.NDArray[np.bool_], empty: float = 1.0) 
     return float(durations[rows].sum()) / total if total else empty
 
 
-def _intervals(timeline: Timeline, device: int) -> tuple[Ints, Ints]:
+def _intervals(timeline: Timeline, device: int, *, inside: bool = False) -> tuple[Ints, Ints]:
     starts, ends = [], []
     for table in (timeline.kernels, timeline.memory):
         mine = (table["device"] == device).to_numpy()
+        if inside:
+            mine = mine & (table["step"].to_numpy() >= 0)
         start = table["start_ns"].to_numpy()[mine]
         starts.append(start)
         ends.append(start + table["dur_ns"].to_numpy()[mine])

@@ -5,6 +5,7 @@ Ranks are read one after another and only their summaries stay, so memory does n
 
 import re
 import zipfile
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,7 +20,7 @@ from fusionadvisor.report.model import RankSummary
 from fusionadvisor.trace.build import build
 from fusionadvisor.trace.container import Container, members, open_file, open_trace, traces_in, unpacked
 from fusionadvisor.trace.link import matching
-from fusionadvisor.trace.measures import union_ns
+from fusionadvisor.trace.measures import step_times_ns, step_us, union_ns
 from fusionadvisor.trace.reader import RawTrace, read
 from fusionadvisor.trace.timeline import Timeline
 
@@ -39,12 +40,12 @@ class Ranks:
 
     ranks: tuple[RankSummary, ...]
     skipped: tuple[str, ...]
-    _open: dict[int, Callable[[], Container]]
+    _open: dict[int, Callable[[], RawTrace]]
     stand_ins: bool = False
 
     def timeline(self, rank: int) -> Timeline:
         """Read one rank's timeline again."""
-        return replace(build(read(self._open[rank]()), stand_ins=self.stand_ins), rank=rank)
+        return replace(build(self._open[rank](), stand_ins=self.stand_ins), rank=rank)
 
     def kernels(self) -> pd.DataFrame:
         """Return the kernels of all ranks in one table, with a column ``rank``. Clocks are each rank's own."""
@@ -59,7 +60,7 @@ class Ranks:
 
     @property
     def stragglers(self) -> tuple[int, ...]:
-        """Ranks the others wait for, by time in collectives; without collectives, those that compute longest.
+        """Ranks the others wait for, by time in collectives; nobody where none ran.
 
         Nobody is named while no rank waits for more than 5 % of a step.
         """
@@ -67,8 +68,7 @@ class Ranks:
         longest = max(waiting.values(), default=0.0)
         if longest > _LATE * step:
             return tuple(rank for rank, waited in waiting.items() if waited < _LATE * longest)
-        usual = median(summary.compute_us for summary in self.ranks)
-        return tuple(summary.rank for summary in self.ranks if summary.compute_us > (1 + _LATE) * usual)
+        return ()
 
 
 def load_ranks(source: str | Path | Sequence[str | Path]) -> Ranks:
@@ -94,21 +94,69 @@ def load_ranks(source: str | Path | Sequence[str | Path]) -> Ranks:
 
 def _read(source: str | Path | Sequence[str | Path], *, stand_ins: bool) -> Ranks:
     found: dict[int, RankSummary] = {}
-    opened: dict[int, Callable[[], Container]] = {}
+    opened: dict[int, Callable[[], RawTrace]] = {}
+    times: dict[int, list[float]] = defaultdict(list)
+    numbers: dict[str, int] = {}
     skipped: list[str] = []
-    for name, opener in _each_trace(source):
+    for name, raw, opener in _each_process(source, skipped):
         try:
-            raw = read(opener())
             timeline = build(raw, stand_ins=stand_ins)
         except InputError as error:
             skipped.append(error.what)
             continue
-        stated = _stated_rank(timeline, name, taken=found)
+        stated = _stated_rank(timeline, name)
         if stated is None and stand_ins:  # more likely recorded without ProfilerActivity.CUDA than of a job on CPUs
             continue
-        rank = max(found, default=-1) + 1 if stated is None else stated
-        found[rank], opened[rank] = _summary(timeline, raw, rank, name), opener
+        # the next free number, and the same again for further windows of one process
+        free = max(found, default=-1) + 1
+        rank = numbers.setdefault(_process(name), free) if stated is None else stated
+        summary = _summary(timeline, raw, rank, name)
+        times[rank] += (step_times_ns(timeline) / 1e3).tolist()
+        if rank in found:
+            found[rank] = _joined(found[rank], summary, median(times[rank]))
+        else:
+            found[rank], opened[rank] = summary, opener
     return Ranks(tuple(found[rank] for rank in sorted(found)), tuple(skipped), opened, stand_ins)
+
+
+def _joined(first: RankSummary, further: RankSummary, step_us: float) -> RankSummary:
+    """Add a further window of one rank."""
+    added = ("kernels", "steps", "span_us", "compute_us", "collective_us", "exposed_us", "lost", "windows")
+    return replace(first, step_us=step_us, **{f: getattr(first, f) + getattr(further, f) for f in added})
+
+
+_CYCLE = re.compile(r"\.\d{10,}(?=\.)")
+"""The time in the name of one of a profiler's cycles: ``host_4242.1700000001000.pt.trace.json``."""
+
+
+def _process(name: str) -> str:
+    """What traces of one process have in common: their name without the time."""
+    return _CYCLE.sub("", name)
+
+
+def _each_process(
+    source: str | Path | Sequence[str | Path], skipped: list[str]
+) -> Iterator[tuple[str, RawTrace, Callable[[], RawTrace]]]:
+    """Each trace and how to read it again, those of several processes in one file apart."""
+    for name, opener in _each_trace(source):
+        try:
+            raw = read(opener())
+        except InputError as error:
+            skipped.append(error.what)
+            continue
+        if len(processes := raw.processes()) < 2:
+            yield name, raw, partial(_alone, opener, "")
+            continue
+        for process in processes:
+            again = partial(_alone, opener, process)
+            yield f"{name} {process}", again(), again
+
+
+def _alone(opener: Callable[[], Container], process: str) -> RawTrace:
+    raw = read(opener())
+    if process:
+        raw.only(process)
+    return raw
 
 
 def several(source: str | Path) -> bool:
@@ -147,12 +195,9 @@ def _open_member(path: Path, member: str) -> Container:
     return unpacked(Path(member).name, zipfile.ZipFile(file).open(member), close=file.close)  # type: ignore[arg-type]
 
 
-def _stated_rank(timeline: Timeline, name: str, taken: dict[int, RankSummary]) -> int | None:
+def _stated_rank(timeline: Timeline, name: str) -> int | None:
     named = _RANK.search(name)
-    for rank in (timeline.rank, int(named[1]) if named else None):
-        if rank is not None and rank not in taken:
-            return rank
-    return None
+    return timeline.rank if timeline.rank is not None else int(named[1]) if named else None
 
 
 def _summary(timeline: Timeline, raw: RawTrace, rank: int, name: str) -> RankSummary:
@@ -171,7 +216,7 @@ def _summary(timeline: Timeline, raw: RawTrace, rank: int, name: str) -> RankSum
         name=name,
         kernels=len(kernels),
         steps=len(timeline.steps),
-        step_us=median(step.end_ns - step.start_ns for step in timeline.steps) / 1e3,
+        step_us=step_us(timeline),
         span_us=float(np.max(end, initial=0) - np.min(start, initial=np.max(end, initial=0))) / 1e3,
         compute_us=compute / 1e3,
         collective_us=union_ns(start[collective], end[collective]) / 1e3,

@@ -92,6 +92,23 @@ class RawTrace:
         if other:
             self._add_flows(other)
 
+    def processes(self) -> tuple[str, ...]:
+        """Labels of the processes whose kernels are in this file, where it was merged from several: ``[TP00]``."""
+        used = set(np.unique(self.gpu["pid"]).tolist()) if len(self.gpu) else set()
+        labels = (label for code, label in self._labels().items() if code in used and label)
+        return tuple(sorted(set(labels)))
+
+    def _labels(self) -> dict[int, str]:
+        """The label in front of each process number that was written in words: ``[TP00] 0`` is 0 of ``[TP00]``."""
+        return {-2 - i: str(text).rstrip("0123456789").strip() for i, text in enumerate(self._threads)}
+
+    def only(self, process: str) -> None:
+        """Leave out what other processes did."""
+        keep = [code for code, label in self._labels().items() if label == process]
+        for table in (self.gpu, self.runtime, self.ops, self.annotations, self.python, self.flows):
+            if len(table):
+                table.keep(np.flatnonzero(np.isin(table["pid"], keep)))
+
     def _span(self, events: list[Event], names: Pool) -> dict[str, Any]:
         return {
             "name": names.codes([event.name for event in events]),

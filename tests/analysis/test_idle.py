@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from fusionadvisor.analysis.idle import split
+from fusionadvisor.analysis.idle import costs, split
 from fusionadvisor.report.model import Idle
-from fusionadvisor.trace.timeline import OP_COLUMNS, Timeline
+from fusionadvisor.trace.timeline import OP_COLUMNS, Step, Timeline
 from tests.builders import T, call, table, timeline
 
 X = T((64, 64))
@@ -48,12 +48,25 @@ def test_fetching_a_batch_is_waiting_for_data() -> None:
     assert split(replace(line, ops=loading)) == Idle(launch_us=8.0, data_us=12.0)
 
 
-def test_between_steps_is_idle_too() -> None:
-    """Two steps of one kernel of 10 µs, 50 µs apart: 50 of launch over two steps, 25 a step."""
+def test_a_step_that_is_longer_on_the_cpu_is_idle_for_the_rest() -> None:
+    """Two steps of 60 µs on the CPU, each with one kernel of 10 µs: 50 of launch a step."""
     calls = [call("aten::relu", X, launch_us=-6.4), call("aten::relu", X, gap_us=50, launch_us=55.0, step=1)]
-    found = split(timeline(calls))
+    steps = tuple(Step(i, f"ProfilerStep#{i}", 60_000 * i, 60_000 * (i + 1)) for i in range(2))
+    found = split(replace(timeline(calls), steps=steps))
     assert found is not None
-    assert found.launch_us == pytest.approx(25.0)
+    assert found.launch_us == pytest.approx(50.0)
+
+
+def test_a_gap_belongs_to_the_longest_wait_between_its_launches() -> None:
+    """Kernels at 0–10 and 30–40, launched at −6.4 and 25; the CPU waited at 1–11 and 12–13: 20 µs after the first."""
+    line = timeline(
+        [call("aten::relu", X, launch_us=-6.4), call("aten::relu", X, gap_us=20, launch_us=25.0)],
+        syncs=[
+            {"start_ns": 1000, "dur_ns": 10_000, "name": "cudaMemcpyAsync"},
+            {"start_ns": 12_000, "dur_ns": 1000, "name": "cudaStreamSynchronize"},
+        ],
+    )
+    assert costs(line).tolist() == [20_000, 0]
 
 
 def test_a_kernel_beside_fills_the_gap() -> None:

@@ -223,4 +223,5 @@ PAIRS: tuple[Pair, ...] = (
     Pair("FA403", "live contiguous", run(models.Heads(copies=True), BLOCK), run(models.Heads(copies=False), BLOCK)),
     Pair("FA404", "an odd vocabulary", half(768, 50257), half(768, 50304)),
     Pair("FA405", "pageable", copied("Pageable"), copied("Pinned")),
+    Pair("FA406", "in a loop", run(models.Growing(once=False), BLOCK), run(models.Growing(once=True), BLOCK)),
 )  # fmt: skip

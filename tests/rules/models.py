@@ -257,3 +257,20 @@ class Heads(nn.Module):
         y = self.fc(x).view(2, 8, 2, 8).transpose(1, 2)
         y = y.contiguous() if self.copies else y
         return torch.tanh(y)
+
+
+class Growing(nn.Module):
+    """Joins six parts, one by one or once."""
+
+    def __init__(self, *, once: bool) -> None:
+        super().__init__()
+        self.once = once
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = [torch.sin(part) for part in x.chunk(6, dim=-1)]
+        if self.once:
+            return torch.cat(parts, dim=-1)
+        out = parts[0]
+        for part in parts[1:]:
+            out = torch.cat([out, part], dim=-1)
+        return out
