@@ -5,27 +5,37 @@ def _begin() -> None:
     import importlib.util
     import os
     import sys
-    from importlib.machinery import ModuleSpec
+    from importlib.machinery import ModuleSpec, SourceFileLoader
     from pathlib import Path
-    from types import ModuleType
+    from types import CodeType, ModuleType
     from typing import Any
 
     folder = Path(os.environ["FAKECUDA_START"]).parent / "compute"
 
-    def install() -> None:
-        name = "fakecuda_compute"
-        spec = importlib.util.spec_from_file_location(
-            name, folder / "__init__.py", submodule_search_locations=[str(folder)]
-        )
-        assert spec
-        assert spec.loader
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
-        module.install()
+    class AsTorch(SourceFileLoader):
+        """Names torch's folder as where the code lies: to a program, what computes is a part of torch."""
+
+        def get_code(self, fullname: str) -> CodeType:
+            name = str(Path(sys.modules["torch"].__file__ or "").parent / "_fakecuda" / Path(self.path).name)
+            code: CodeType = compile(self.get_data(self.path), name, "exec")
+            return code
+
+    class Compute:
+        """Finds the package that computes."""
+
+        def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
+            package, _, module = name.partition(".")
+            if package != "fakecuda_compute":
+                return None
+            file = folder / f"{module or '__init__'}.py"
+            folders = None if module else [str(folder)]
+            loader = AsTorch(name, str(file))
+            return importlib.util.spec_from_file_location(
+                name, file, loader=loader, submodule_search_locations=folders
+            )
 
     class AfterTorch:
-        """Finds torch as others would, and installs once its module has run."""
+        """Finds torch as others would, and begins to compute once its module has run."""
 
         def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
             if name != "torch":
@@ -38,12 +48,12 @@ def _begin() -> None:
 
             def exec_module(module: ModuleType) -> None:
                 run(module)
-                install()
+                importlib.import_module("fakecuda_compute").install()
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
             return spec
 
-    sys.meta_path.insert(0, AfterTorch())  # type: ignore[arg-type]
+    sys.meta_path[:0] = [AfterTorch(), Compute()]  # type: ignore[list-item]
 
 
 _begin()

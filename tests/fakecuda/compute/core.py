@@ -11,11 +11,16 @@ _LIBRARY.fakecuda_dropped.restype = ctypes.c_uint64
 _LIBRARY.fakecuda_uncomputed.restype = ctypes.c_char_p
 _LIBRARY.fakecuda_answer.argtypes = [ctypes.c_int64]
 _LIBRARY.fakecuda_mapped.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_LIBRARY.fakecuda_pause.argtypes = [ctypes.c_uint64]
 _CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_uint64)
 _kept: list[Any] = []
 
 scope: Callable[[int], None] = _LIBRARY.fakecuda_scope
 """Enter (1) or leave (-1), on this thread, what will be computed."""
+changed: Callable[[], None] = _LIBRARY.fakecuda_changed
+"""Say that Python wrote to the device's memory."""
+pause: Callable[[int], None] = _LIBRARY.fakecuda_pause
+"""Let the device's clock stand for so many nanoseconds, which computing took."""
 answer: Callable[[int], None] = _LIBRARY.fakecuda_answer
 """What the op in progress is to read where it reads a count back; -1: what is there."""
 

@@ -8,6 +8,7 @@ import inspect
 import re
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import contextmanager
 from typing import Any
@@ -106,6 +107,7 @@ def compute(device: int, what: str, again: Callable[[], None], memory: list[tupl
     stream = torch._C._cuda_getCurrentRawStream(device)
     if not core.captured(stream, 0):
         again()
+        core.changed()
         return True
     global _last_note
     with _lock:
@@ -127,7 +129,9 @@ def compute(device: int, what: str, again: Callable[[], None], memory: list[tupl
 
 
 def _called_back(number: int) -> None:
+    begin = time.perf_counter_ns()
     _notes[number]()
+    core.pause(time.perf_counter_ns() - begin)
 
 
 class Wrapped:
@@ -149,6 +153,13 @@ class Wrapped:
         self._twin = twins.TWINS.get(f"{self._name}.{op._overloadname}", None if out else twins.TWINS.get(self._name))
 
     def __call__(self, keys: Any, *args: Any, **kwargs: Any) -> Any:
+        begin, inside = time.perf_counter_ns(), [0]
+        try:
+            return self._done(keys, args, kwargs, inside)
+        finally:
+            core.pause(time.perf_counter_ns() - begin - inside[0])
+
+    def _done(self, keys: Any, args: Any, kwargs: Any, inside: list[int]) -> Any:
         written = [self._argument(index, name, args, kwargs) for index, name in self._mutated]
         leaves = [t for t in tree_leaves((args, kwargs)) if is_dense(t)]
         device = leaves[0].device.index if leaves else torch.cuda.current_device()
@@ -164,6 +175,7 @@ class Wrapped:
         _frames.stack.append(frame)
         core.scope(1)
         core.answer(count)
+        launching = time.perf_counter_ns()
         try:
             outputs = self._kernel.call_boxed(keys, *self._boxed(args), **kwargs)
         except RuntimeError as error:
@@ -174,6 +186,7 @@ class Wrapped:
                 results = self._again(args, kwargs, draw)
             return tree_map_only(Tensor, lambda t: t.to(f"cuda:{device}"), results)
         finally:
+            inside[0] = time.perf_counter_ns() - launching
             core.scope(-1)
             _frames.stack.pop()
             core.answer(around)
@@ -181,14 +194,16 @@ class Wrapped:
             return outputs  # the op around it is computed as a whole
         if self._name in ALLOCATE:
             with undisturbed():
-                compute(device, self._name, lambda: None, [])
                 poison(outputs)
+                core.changed()
             return outputs
         if self._name in READS:
             if capturing or count >= 0:
                 return outputs
             with undisturbed():
                 return self._again(args, kwargs, draw)
+        if self._name == "copy_" and _is_memcpy(*args[:2]):
+            return outputs
         self._compute(device, frame, args, kwargs, outputs, written, draw, counted)
         return outputs
 
@@ -273,6 +288,17 @@ class Wrapped:
 
     def _generator(self, args: Any, kwargs: Any) -> torch.Generator | None:
         return next((leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Generator)), None)
+
+
+def _is_memcpy(into: Tensor, source: Any) -> bool:
+    """Whether CUDA copies the bytes, which the fake device really does, instead of launching a kernel."""
+    tensors = (into, source)
+    return (
+        isinstance(source, Tensor)
+        and source.dtype is into.dtype
+        and source.shape == into.shape
+        and all(t.is_contiguous() and not t.is_conj() and not t.is_neg() for t in tensors)
+    )
 
 
 def _store(values: Any, into: Any) -> None:

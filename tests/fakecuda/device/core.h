@@ -19,7 +19,8 @@ struct Lock {
   Lock() { mu.lock(); }
   ~Lock() { mu.unlock(); }
 };
-u64 now();
+u64 now();   // the device's clock: stands while Python computes
+u64 real();  // the host's
 void wait_until(u64 t);
 
 struct Func {  // a __global__ function

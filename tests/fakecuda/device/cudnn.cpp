@@ -261,7 +261,8 @@ FN(cudnnGetFilterNdDescriptor, Tensor* t, int want, int* type, int* f, int* n, i
   }
 OPAQUE(Activation)
 OPAQUE(Convolution)
-OPAQUE(Dropout) OPAQUE(Pooling) OPAQUE(RNNData) OPAQUE(CTCLoss) OPAQUE(SpatialTransformer)
+OPAQUE(Dropout)
+OPAQUE(Pooling) OPAQUE(RNNData) OPAQUE(CTCLoss) OPAQUE(SpatialTransformer)
     FN(cudnnDropoutGetStatesSize, Handle*, size_t* n) {
   *n = 1 << 20;
   return 0;
