@@ -52,7 +52,7 @@ WAITING = [
     for case in NOT_CAPTURABLE
     if case.name
     in {"Item", "Branch", "Nonzero", "MaskIndex", "CpuRead", "Numpy", "Tolist", "PythonData", "CpuFactory", "ListIndex",
-        "RepeatInterleave", "Multinomial", "OneHotOfUnknownSize", "AllClose"}
+        "RepeatInterleave", "OneHotOfUnknownSize", "AllClose"}
 ]  # fmt: skip
 
 
@@ -68,8 +68,7 @@ def test_what_waits_is_named_with_its_line_and_runs_eagerly(case: Case) -> None:
             pytest.skip(f"does not run on CUDA at all: {error}")
         got = model(x)
     assert isinstance(got, Tensor)
-    if case.name != "Multinomial":
-        torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(got, expected)
     [reason] = forward.counts.eager
     assert "graph_models.py:" in reason
 
@@ -140,12 +139,13 @@ def test_shapes_share_memory() -> None:
     def taken(sizes: list[int]) -> int:
         gc.collect()
         torch.cuda.empty_cache()
-        model = nn.Sequential(*(nn.Sequential(nn.Linear(1024, 1024), nn.GELU()) for _ in range(8)))
+        # each graph keeps its own input and output: small ones, beside what lies between them
+        model = nn.Sequential(nn.Linear(16, 4096), nn.GELU(), nn.GELU(), nn.GELU(), nn.Linear(4096, 16))
         forward = graphed(model, max_graphs=16)
         before = torch.cuda.memory_reserved()
         with torch.no_grad():
             for size in sizes:
-                model(torch.randn(size, 1024, device="cuda"))
+                model(torch.randn(size, 16, device="cuda"))
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         used = torch.cuda.memory_reserved() - before
@@ -153,9 +153,9 @@ def test_shapes_share_memory() -> None:
         forward.remove()
         return used
 
-    one = taken([4096])
-    ten = taken([4096 - 64 * i for i in range(10)])
-    assert ten < 5 * one
+    one = taken([1024])
+    ten = taken([1024 - 16 * i for i in range(10)])
+    assert ten < 2 * one
 
 
 def test_released_graphs_give_their_memory_back() -> None:
@@ -202,9 +202,9 @@ def test_two_models_on_two_streams() -> None:
 
 def test_streams_of_one_model_follow_each_other() -> None:
     """A second stream must not overwrite the static input before the first one's replay has read it."""
-    model = nn.Sequential(*(nn.Linear(2048, 2048) for _ in range(8)))
+    model = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(4)))
     forward = graphed(model)
-    inputs = [torch.randn(4096, 2048, device="cuda") for _ in range(4)]
+    inputs = [torch.randn(1024, 1024, device="cuda") for _ in range(4)]
     with torch.no_grad():
         expected = [forward.eager(x) for x in inputs]
         model(inputs[0])

@@ -310,6 +310,5 @@ NOT_CAPTURABLE = (
     Case(OneHotOfUnknownSize, says=".item()", line="F.one_hot"),
     Case(AllClose, says="torch.allclose", line="torch.allclose"),
     Case(Decomposes, says="solver may wait", line="svdvals"),
-    Case(Multinomial, says="multinomial", line="torch.multinomial"),
     Case(Body, says="graph layers only: --site layers", line=".item()"),
 )

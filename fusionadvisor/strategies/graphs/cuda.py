@@ -70,6 +70,7 @@ class CudaGraphBackend:
                 run()
             with _no_waiting():
                 run()
+            _let_autograd_finish(device)
             # thread_local: a data loader or another model's thread may allocate meanwhile without ending this capture
             with (
                 _own_workspaces(),
@@ -89,12 +90,14 @@ class CudaGraphBackend:
             _undisturbed(device, pool),
             _default_capture_stream(stream),
         ):
-            _forward_backward(run, samples)
+            for _ in range(WARM_UPS):
+                _forward_backward(run, samples)
             with _no_waiting():
                 _forward_backward(run, samples)
+            _let_autograd_finish(device)
             with _own_workspaces():
                 graphed: TensorFunction = torch.cuda.make_graphed_callables(  # type: ignore[assignment]
-                    run, samples, WARM_UPS, allow_unused_input=True, pool=pool
+                    run, samples, num_warmup_iters=0, allow_unused_input=True, pool=pool
                 )
             return graphed
 
@@ -122,6 +125,18 @@ def _forward_backward(run: TensorFunction, samples: tuple[Tensor, ...]) -> None:
     wanted = [s for s in samples if s.requires_grad]
     if outputs:
         torch.autograd.grad(outputs, wanted, [torch.ones_like(o) for o in outputs], allow_unused=True)
+
+
+def _let_autograd_finish(device: torch.device) -> None:
+    """Wait until autograd's thread holds nothing of earlier backwards, which it lets go of only after they returned.
+
+    Dropping a tensor that another stream used records an event. Once the capture has begun, that event is of the capture,
+    and asking for it later is an error that breaks the process. The thread takes one task after the other, so it is done
+    with the earlier ones when it has done this one, whose tensors are of one stream.
+    """
+    with torch.inference_mode(False), torch.enable_grad():
+        leaf = torch.zeros(1, device=device, requires_grad=True)
+        torch.autograd.grad(leaf.sum(), leaf)
 
 
 @cache

@@ -76,9 +76,10 @@ def table_tensors(table: dict[str, Any]) -> list[str]:
 
 @contextmanager
 def contents_kept(module: nn.Module) -> Iterator[None]:
-    """Restore what warm-ups write: buffers and tensor attributes in place, and the random state of every device used.
+    """Restore what warm-ups write: buffers and tensor attributes in place, and the random state of every device.
 
-    Parameters are left out: a forward does not write them.
+    Parameters are left out: a forward does not write them. A module without tensors, such as a dropout, does not show
+    which device it draws on: the state of all of them is kept.
     """
     held = {
         id(tensor): tensor
@@ -90,8 +91,8 @@ def contents_kept(module: nn.Module) -> Iterator[None]:
     saved = [(tensor, tensor.detach().clone()) for tensor in held.values()]
     generators = {id(v): v for m in module.modules() for v in vars(m).values() if isinstance(v, torch.Generator)}
     states = [(generator, generator.get_state()) for generator in generators.values()]
-    devices = {t.device.index for t in (*module.parameters(), *held.values()) if t.device.type == "cuda"}
-    with torch.random.fork_rng(devices=sorted(devices)):
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices=devices):
         try:
             yield
         finally:

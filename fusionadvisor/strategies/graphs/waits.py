@@ -19,7 +19,6 @@ _WAITS: dict[str, tuple[str, str]] = {
     "aten::repeat_interleave": (f"{_COUNT} (repeat_interleave)", "Pass output_size"),
     "aten::bincount": (f"{_COUNT} (bincount)", "Use scatter_add into a tensor of fixed size"),
     "aten::isin": ("sorts out duplicates, whose number the CPU waits for (isin)", "Compare with broadcasting"),
-    "aten::multinomial": ("checks its probabilities on the CPU (multinomial)", "Sample with the Gumbel-max trick"),
     "aten::normal": ("checks its standard deviations on the CPU (torch.normal)", "Use randn_like"),
     "aten::histc": ("reads the range of the data back to the CPU (histc)", "Pass min and max"),
     "aten::mode": ("sorts on the CPU's command where slices are long (mode)", ""),
@@ -74,8 +73,6 @@ def _harmless(op: Op) -> bool:
     match op.name:
         case "aten::repeat_interleave":
             return given.get("output_size") is not None
-        case "aten::multinomial":
-            return bool(given.get("replacement")) and given.get("num_samples") != 1
         case "aten::normal":
             return "std" not in op.operands
         case "aten::histc":
