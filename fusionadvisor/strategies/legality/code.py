@@ -92,6 +92,7 @@ def _undocumented(node: Node) -> ast.AST:
 
 
 def _find(code: CodeType) -> Node | None:
+    linecache.checkcache(code.co_filename)
     candidates = _definitions(code.co_filename, "".join(linecache.getlines(code.co_filename))).get(
         (code.co_name, code.co_firstlineno), ()
     )
