@@ -1,7 +1,6 @@
 """Keep a convolutional model in channels-last memory format."""
 
 import traceback
-from typing import Any
 
 import torch
 from torch import nn
@@ -65,7 +64,7 @@ class ChannelsLast(Strategy):
 
     def rewrite(self, model: nn.Module, plan: Plan, subject: Subject) -> nn.Module:
         """Convert the weights."""
-        return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+        return _converted(model)
 
     def recheck(self, model: nn.Module, plan: Plan) -> str:
         """The same convolutions must be there."""
@@ -77,6 +76,13 @@ class ChannelsLast(Strategy):
 
 def _convolutions(model: nn.Module) -> tuple[str, ...]:
     return tuple(path for path, module in model.named_modules() if isinstance(module, _CONVOLUTIONS))
+
+
+def _converted(model: nn.Module) -> nn.Module:
+    """Convert the 2-D convolutions; a model may hold 3-D ones beside them, whose weights have another format."""
+    for path in _convolutions(model):
+        model.get_submodule(path).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return model
 
 
 def _reader(graphs: tuple[FlowGraph, ...], model: nn.Module) -> Refusal | None:
@@ -95,7 +101,7 @@ def _reader(graphs: tuple[FlowGraph, ...], model: nn.Module) -> Refusal | None:
 
 def _failure(subject: Subject) -> Refusal | None:
     """What a converted copy raises, and where in the user's code."""
-    candidate: Any = duplicate(subject.model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    candidate = _converted(duplicate(subject.model))
     for call in subject.calls:
         inputs = call.map(lambda _, tensor: tensor.clone())
         try:

@@ -69,3 +69,20 @@ def test_without_a_convolution_there_is_nothing_to_do() -> None:
     plan = strategy.plan(subject(nn.Sequential(nn.Linear(4, 4)).eval(), (4,)))
     assert plan.sites == ()
     assert "no 2-D convolution" in plan.notes[0]
+
+
+class Video(nn.Module):
+    """A 3-D stem, then 2-D convolutions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.conv = nn.Conv3d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Any:
+        return torch.relu(self.conv(torch.relu(self.stem(x)).mean(2)))
+
+
+def test_three_dimensional_convolutions_beside_two_dimensional_ones() -> None:
+    candidate, plan = applied(ChannelsLast(), subject(Video().eval(), (3, 4, 8, 8)))
+    assert [site.members for site in plan.sites] == [("conv",)]
+    assert candidate.conv.weight.is_contiguous(memory_format=torch.channels_last)  # type: ignore[union-attr,operator]
