@@ -420,6 +420,8 @@ def _not_examined(facts: Facts, judged: float) -> str:
         return f"{unseen}. Record one step without graphs to find what could be fused."
     if facts.proven or facts.flow is not None:
         return f"{unseen} of the model."
+    if len(facts.timeline.ops):
+        return f"{unseen}: what launched it began before the recording, or is no op of PyTorch."
     return f"{unseen}. Record ProfilerActivity.CPU together with ProfilerActivity.CUDA to find what could be fused."
 
 

@@ -25,6 +25,7 @@ from fusionadvisor.trace import load
 from fusionadvisor.trace.timeline import KERNEL_COLUMNS, Timeline
 from fusionadvisor.units import time_us
 from fusionadvisor.workload.program import live
+from tests.builders import T, call, timeline
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="these run where CPU ops stand in for kernels")
 
@@ -280,3 +281,11 @@ def test_ops_that_fit_into_the_step_and_kernels_of_a_gpu_keep_their_times() -> N
     assert on_one_clock(timeline, None) is timeline
     on_gpu = replace(timeline, stand_ins=False)
     assert on_one_clock(on_gpu, Timing(1e-6, (0.0, 1.0))) is on_gpu
+
+
+def test_one_slow_step_does_not_set_an_ops_time() -> None:
+    """An op of 10, 900 and 12 µs in three equal steps takes 12; so do all, and a mean would say 307."""
+    x = T((64, 64))
+    line = timeline([call("aten::relu", x, us=us, step=i) for i, us in enumerate((10, 900, 12))], stand_ins=True)
+    steady = on_one_clock(line, Timing(5.0, (5.0, 5.0)))
+    assert steady.kernels["dur_ns"].tolist() == [12_000, 12_000, 12_000]
