@@ -255,6 +255,14 @@ def _chain(m: "Attributes", a: Arguments, n: ast.AST) -> Value:
     return m.box(list, n, None, None, join(*loose))
 
 
+def chained(m: "Attributes", a: Arguments, n: ast.AST) -> Value:
+    """``itertools.chain.from_iterable``."""
+    items, each = m.elements(_first(a), n)
+    if items is None:
+        return m.box(list, n, None, None, m.elements(each, n)[1])
+    return _chain(m, Arguments(tuple(items)), n)
+
+
 def _quiet(m: "Attributes", a: Arguments, n: ast.AST) -> Value:
     """Tells people something, or asks what an object is."""
     return UNKNOWN
@@ -376,10 +384,12 @@ def _added(m: "Attributes", atom: Box | Live, name: str, arguments: Arguments, n
     if isinstance(atom, Live):
         m.keep((id(atom.obj), "[]"), value, node, name)
         return NONE
-    if name == "append" and atom.items is not None and atom.path == m.path:
-        atom.items.append(value)
-        atom.content |= value
-        return NONE
+    if name in ("append", "extend") and atom.items is not None and atom.path == m.path:
+        added = [value] if name == "append" else m.elements(next(iter(arguments), NOTHING), node)[0]
+        if added is not None:
+            atom.items += added
+            atom.content |= join(*added)
+            return NONE
     m.growth += atom.put(value)
     return join(value, NONE) if name == "setdefault" else NONE
 

@@ -3,6 +3,7 @@
 import ast
 import functools
 import inspect
+import itertools
 import logging
 from dataclasses import is_dataclass
 from types import BuiltinFunctionType, FunctionType, MethodType
@@ -120,10 +121,19 @@ class Calls(Machine):
             return self.call(atom.function, both, node)
         if isinstance(atom, Method):
             return self._call_method(atom, arguments, node)
+        if isinstance(atom, Box) and issubclass(atom.kind, nn.Sequential):
+            return self._call_any(atom, arguments, node)
         if isinstance(atom, Box) and (member := inspect.getattr_static(atom.kind, "__call__", None)) is not None:
             if isinstance(member, FunctionType):
                 return self._call_function(member, arguments.first(frozenset({atom})), node)
         return join(self.operation("a call of something unknown", [frozenset({atom}), *arguments], node), UNKNOWN)
+
+    def _call_any(self, box: Box, arguments: Arguments, node: ast.AST) -> Value:
+        """Call a sequence of modules whose order is not known: each may be given what any other returns."""
+        value = join(*arguments)
+        for _ in range(3):
+            value = join(value, self.call(box.content - UNKNOWN, Arguments((value,)), node))
+        return value
 
     def _call_live(self, obj: Any, arguments: Arguments, node: ast.AST) -> Value:
         if isinstance(obj, nn.Module):
@@ -146,6 +156,8 @@ class Calls(Machine):
         if isinstance(wrapped, FunctionType):  # lru_cache and the like
             return self._call_function(wrapped, arguments, node)
         owner = getattr(obj, "__self__", None)
+        if owner is itertools.chain:
+            return builtin.chained(self, arguments, node)
         if isinstance(obj, BuiltinFunctionType) and isinstance(owner, list | dict | set):
             return self._call_method(Method(obj.__name__, self.lifted(owner)), arguments, node)
         member = inspect.getattr_static(type(obj), "__call__", None)
@@ -402,9 +414,12 @@ class Calls(Machine):
             plain = len(children) == len(arguments.positional) and not arguments.named and arguments.rest is None
             if kind is nn.Sequential and plain and all(isinstance(child, nn.Module) for child in children):
                 return self.once(("Sequential", *map(id, children)), lambda: nn.Sequential(*children))
+            if issubclass(kind, nn.Sequential | nn.ModuleList | nn.ModuleDict):
+                held = [value for given in arguments for value in (given, *self.contents(given))]
+                return self.box(kind, node, None, None, join(*held))
             if holds:
                 self.escape(kind.__name__, node, list(arguments))
-            return join(self.operation(kind.__name__, arguments, node), UNKNOWN)
+            return join(self.operation(kind.__name__, [], node), UNKNOWN)
         initializer = inspect.getattr_static(kind, "__init__", None)
         if is_dataclass(kind) or not isinstance(initializer, FunctionType) or trusted(_home(initializer)):
             if holds and trusted(kind.__module__):

@@ -665,7 +665,7 @@ class Interpreter(Attributes):
             if decided[0] is not None:
                 return decided
         if not all(isinstance(op, ast.Is | ast.IsNot) for op in node.ops):
-            self.operation("compare", values, node)
+            self.operation("compare", [frozenset(a for a in v if isinstance(a, Result | Weight)) for v in values], node)
         return None, frozenset()
 
     def _pair(self, op: ast.cmpop, left: Value, right: Value) -> tuple[bool | None, frozenset[Flag]]:

@@ -209,6 +209,10 @@ class Machine(ABC):
         """Read an attribute."""
 
     @abstractmethod
+    def contents(self, value: Value) -> list[Value]:
+        """Everything that containers hold directly."""
+
+    @abstractmethod
     def elements(self, value: Value, node: ast.AST | None) -> tuple[list[Value] | None, Value]:
         """The items of a sequence where they are known one by one, and what any of them may be."""
 
