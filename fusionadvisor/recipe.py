@@ -138,7 +138,7 @@ class Recipe:
 
 def fingerprint(model: nn.Module) -> tuple[dict[str, str], str]:
     """What a recipe knows its model by: module descriptions, and a digest of the code."""
-    return described(model), observe.Code(model).fingerprint
+    return described(model), observe.read(model).fingerprint
 
 
 def check_folder(folder: Path) -> None:

@@ -114,7 +114,7 @@ def _fused(norm: nn.Module, graph: fx.Graph, x: fx.Node, last: fx.Node) -> tuple
     given |= dict(zip(names, last.args, strict=False)) | dict(last.kwargs)
     if given["input"] is not x or given["training"] is not False or not isinstance(given["eps"], float):
         return None
-    tensors = {}
+    tensors: dict[str, Tensor] = {}
     for name in ("running_mean", "running_var", "weight", "bias"):
         node = given[name]
         if node is None and name in ("weight", "bias"):
@@ -131,7 +131,9 @@ def _check(node: fx.Node) -> bool:
     """Whether a node only checks something, or asks for a shape or dtype to do so."""
     if node.op == "call_function" and getattr(node.target, "__name__", "") in _CHECKS:
         return True
-    asks = node.op == "call_function" and node.target is getattr and node.args[1] in ("shape", "ndim", "dtype", "device")
+    asks = (
+        node.op == "call_function" and node.target is getattr and node.args[1] in ("shape", "ndim", "dtype", "device")
+    )
     asks = asks or (node.op == "call_method" and node.target in ("dim", "size"))
     return asks and all(_check(user) or _compares(user) for user in node.users)
 
@@ -140,8 +142,10 @@ def _compares(node: fx.Node) -> bool:
     return node.op == "call_function" and node.target in (operator.eq, operator.ne) and all(map(_check, node.users))
 
 
-def _written_out(norm: nn.Module, graph: fx.Graph, x: fx.Node, last: fx.Node, dims: int) -> tuple[Tensor, Tensor] | None:
-    """Scale and shift of arithmetic in which the input is only multiplied by and added to what does not depend on it."""
+def _written_out(
+    norm: nn.Module, graph: fx.Graph, x: fx.Node, last: fx.Node, dims: int
+) -> tuple[Tensor, Tensor] | None:
+    """Scale and shift of arithmetic in which the input meets only products and sums with what does not depend on it."""
     depends: set[fx.Node] = {x}
     for node in graph.nodes:
         inputs = [arg for arg in node.all_input_nodes if arg in depends]

@@ -185,7 +185,7 @@ class _Survey:
     def __init__(self, subject: Subject) -> None:
         self.model, self.graphs = subject.model, subject.graphs
         self.sharing = Sharing(subject.model)
-        self.code = observe.Code(subject.model)
+        self.code = observe.read(subject.model)
         self.paths = {id(module): path for path, module in subject.model.named_modules()}
         self.layers = {p: m for p, m in subject.model.named_modules() if isinstance(m, folding.LAYERS)}
         self.norms = {p: m for p, m in subject.model.named_modules() if affine.is_norm(m)}
@@ -230,6 +230,10 @@ class _Survey:
                 return Refusal(pair.name, f"{reason}.", _source(op) or self._line(pair.second))
         layer, norm = self.layers[pair.layer], self.norms[pair.norm]
         first, second = (layer, norm) if pair.after else (norm, layer)
+        for verdict in self._asked(pair):
+            if verdict.reason or verdict.flags:
+                reason = verdict.reason or f"the code asks for what becomes of {pair.name}"
+                return Refusal(pair.name, f"{reason}.", _place(verdict) or self._line(pair.second))
         views = pair.after and isinstance(layer, nn.Linear)
         verdict = self.code.feeds(first, second, (pair.first, pair.second), views=views)
         if verdict.reason:
@@ -244,6 +248,15 @@ class _Survey:
             dims = (0, dims[1])  # whatever the rank, the norm is given rows
         return self._site(pair, dims, between, self._to_guard(verdict.flags, pair.norm))
 
+    def _asked(self, pair: _Pair) -> Iterator[observe.Verdict]:
+        """Whether the code asks for something that folding changes: the class, that a weight is or is not there."""
+        layer, norm = self.layers[pair.layer], self.norms[pair.norm]
+        gone = frozenset((*norm._parameters, *norm._buffers))
+        yield self.code.asks_for(norm, folding.FoldedNorm, gone, pair.norm)
+        yield self.code.asks_for(
+            layer, type(layer), frozenset({"bias"}) if layer.bias is None else frozenset(), pair.layer
+        )
+
     def _site(self, pair: _Pair, dims: tuple[int, int], between: list[str], flags: list[list[Any]]) -> Site:
         layer, norm = self.layers[pair.layer], self.norms[pair.norm]
         data = {
@@ -252,11 +265,13 @@ class _Survey:
         }  # fmt: skip
         detail = "the model must stay in evaluation"
         if flags:
-            detail += f"; runs as before where {', '.join(f'{p}.{n}'.lstrip('.') for p, n, _ in flags)} is set otherwise"
+            detail += (
+                f"; runs as before where {', '.join(f'{p}.{n}'.lstrip('.') for p, n, _ in flags)} is set otherwise"
+            )
         return Site(pair.name, (pair.layer, pair.norm), detail, data)
 
     def _to_guard(self, flags: frozenset[Flag], norm: str) -> list[list[Any]]:
-        """The flags to check at each call: training mode of what holds the norm is checked by the folded norm itself."""
+        """The flags to check at each call; the folded norm itself checks the training mode of what holds it."""
         kept = []
         for flag in sorted(flags, key=lambda flag: (flag.path, flag.name)):
             around = not flag.path or norm == flag.path or norm.startswith(f"{flag.path}.")
@@ -312,7 +327,9 @@ class _Survey:
             moved = self._behind(graph, second.inputs[0], {value: ""})[1] if pair.after else None
             fits = len(normed.shape) == 2 or (moved is not None and len(normed.shape) == 3 == len(outer.shape))
         else:
-            fits = len(normed.shape) == layer.weight.dim() and normed.shape == (outer.shape if pair.after else normed.shape)
+            fits = len(normed.shape) == layer.weight.dim() and normed.shape == (
+                outer.shape if pair.after else normed.shape
+            )
         if not fits:
             return f"{pair.norm} normalises dimension 1 of a {len(normed.shape)}-D tensor, not the channels", None
         return self._other_readers(graph, pair)

@@ -140,7 +140,7 @@ class _Survey(Survey):
     @cached_property
     def paths(self) -> observe.Code:
         """All that the model's code may do."""
-        return observe.Code(self.model)
+        return observe.read(self.model)
 
     def found(self) -> Iterator[Site | Refusal]:
         """A site for each group that may be merged, and a refusal for each layer or group that may not."""

@@ -44,7 +44,7 @@ class InPlace(Strategy):
         """Look at every activation that is not in place yet."""
         if reason := blocker(subject.model):
             return Plan(blocker=reason)
-        sharing, code = Sharing(subject.model), observe.Code(subject.model)
+        sharing, code = Sharing(subject.model), observe.read(subject.model)
         sites: list[Site] = []
         refused: list[Refusal] = []
         for path, module in subject.model.named_modules():

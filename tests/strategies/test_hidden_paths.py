@@ -60,7 +60,14 @@ class NormAct(nn.BatchNorm2d):
 
     def forward(self, x: Tensor) -> Any:
         x = nn.functional.batch_norm(
-            x, self.running_mean, self.running_var, self.weight, self.bias, self.training, self.momentum or 0.0, self.eps
+            x,
+            self.running_mean,
+            self.running_var,
+            self.weight,
+            self.bias,
+            self.training,
+            self.momentum or 0.0,
+            self.eps,
         )
         return self.act(self.drop(x))
 
@@ -138,7 +145,9 @@ def test_another_rank_brings_the_original_back() -> None:
     model = randomise(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))).eval()
     candidate, plan = applied(fuse, subject(model, (4,)))
     assert len(plan.sites) == 1
-    agree(model, candidate, torch.randn(5, 4), torch.randn(5, 4, 4))  # the second normalises dimension 1, not the features
+    agree(
+        model, candidate, torch.randn(5, 4), torch.randn(5, 4, 4)
+    )  # the second normalises dimension 1, not the features
 
 
 class Between(nn.Module):

@@ -3,9 +3,12 @@
 import ast
 import copy
 import functools
+import gc
 import inspect
 import itertools
+import sys
 from collections.abc import Callable
+from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,12 +17,29 @@ from torch import nn
 from fusionadvisor.strategies.legality.events import Kind
 from fusionadvisor.strategies.legality.standin import stand_in
 from fusionadvisor.strategies.legality.values import (
-    NONE, NOTHING, PLAIN, UNKNOWN, Arguments, Atom, Box, Constant, Flag, Live, Partial, Reach, Result, Super, Value,
-    Weight, constant, join, known,
-)  # fmt: skip
+    NONE,
+    NOTHING,
+    UNKNOWN,
+    Arguments,
+    Atom,
+    Box,
+    Constant,
+    Flag,
+    Live,
+    Other,
+    Partial,
+    Reach,
+    Result,
+    Super,
+    Value,
+    Weight,
+    constant,
+    join,
+    known,
+)
 
 if TYPE_CHECKING:
-    from fusionadvisor.strategies.legality.attributes import Attributes
+    from fusionadvisor.strategies.legality.machine import Machine
 
 METADATA_METHODS = frozenset(
     {"size", "dim", "numel", "nelement", "ndimension", "element_size", "is_floating_point", "is_complex", "get_device",
@@ -29,46 +49,38 @@ METADATA_METHODS = frozenset(
 """Methods of a tensor that tell nothing of its values."""
 SHAPED = frozenset({"view_as", "reshape_as", "expand_as", "type_as"})
 """Methods that read nothing of their argument but its shape or dtype."""
-_METADATA_FUNCTIONS = (torch.is_tensor, torch.is_floating_point, torch.is_complex, torch.numel, torch.finfo, torch.iinfo,
-                       torch.promote_types, torch.result_type, torch.broadcast_shapes)  # fmt: skip
+_METADATA_FUNCTIONS = (torch.is_tensor, torch.is_floating_point, torch.is_complex, torch.numel, torch.finfo,
+                       torch.iinfo, torch.promote_types, torch.result_type, torch.broadcast_shapes)  # fmt: skip
 
-Handler = Callable[["Attributes", Arguments, ast.AST], Value]
+Handler = Callable[["Machine", Arguments, ast.AST], Value]
 
 
 def _first(arguments: Arguments) -> Value:
     return arguments.get(0) or UNKNOWN
 
 
-def _length(m: "Attributes", a: Arguments, n: ast.AST) -> Value:
+def _length(m: "Machine", a: Arguments, n: ast.AST) -> Value:
     value = _first(a)
     lengths = set()
     for atom in value:
         items, _ = m.elements(frozenset({atom}), None)
         lengths.add(None if items is None else len(items))
-    _asked(m, value, "len", n)
+    m.ask(value, "len", n)
     length = lengths.pop() if len(lengths) == 1 else None
     return constant(length) if length is not None else UNKNOWN
 
 
-def _asked(m: "Attributes", value: Value, name: str, node: ast.AST) -> None:
-    """Note that something was asked for that does not depend on values."""
-    tensors = frozenset(atom for atom in value if isinstance(atom, Result | Weight))
-    if tensors:
-        m.record(Kind.METADATA, name, node, [tensors])
-
-
-def _isinstance(m: "Attributes", a: Arguments, n: ast.AST) -> Value:
+def _isinstance(m: "Machine", a: Arguments, n: ast.AST) -> Value:
     value, kinds = _first(a), m.kinds(a.get(1) or UNKNOWN)
-    _asked(m, value, "isinstance", n)
+    m.ask(value, "isinstance", n)
+    _classified(m, value, a.get(1) or UNKNOWN, n)
     if kinds is None:
         return UNKNOWN
     truths: set[bool | None] = set()
     for atom in value:
         if isinstance(atom, Live):
             truths.add(isinstance(atom.obj, kinds))
-        elif isinstance(atom, Constant):
-            truths.add(issubclass(atom.kind, kinds))
-        elif isinstance(atom, Box):
+        elif isinstance(atom, Constant | Box):
             truths.add(issubclass(atom.kind, kinds))
         else:
             truths.add(None)
@@ -76,18 +88,41 @@ def _isinstance(m: "Attributes", a: Arguments, n: ast.AST) -> Value:
     return UNKNOWN if truth is None else constant(truth)
 
 
-def _issubclass(m: "Attributes", a: Arguments, n: ast.AST) -> Value:
+def _classified(m: "Machine", value: Value, kinds: Value, n: ast.AST) -> None:
+    """Note that modules are asked for their class."""
+    modules = tuple(atom.obj for atom in value if isinstance(atom, Live) and id(atom.obj) in m.modules)
+    if modules:
+        m.record(Kind.ASKED, "its class", n, [kinds], modules)
+
+
+def _issubclass(m: "Machine", a: Arguments, n: ast.AST) -> Value:
     return UNKNOWN
 
 
-def _getattr(m: "Attributes", a: Arguments, n: ast.AST) -> Value:
+def _getattr(m: "Machine", a: Arguments, n: ast.AST) -> Value:
     receiver, name = _first(a), known(a.get(1) or UNKNOWN)
     default = a.positional[2] if len(a.positional) > 2 else NOTHING
     if name is None:
+        texts = [atom.value for atom in a.get(1) or () if isinstance(atom, Constant) and isinstance(atom.value, str)]
+        if texts and len(texts) == len(a.get(1) or ()):  # one of several names
+            return join(*(m.attribute(receiver, text, n) for text in sorted(texts)), default)
         return join(*(m.any_attribute(atom, n) for atom in receiver), default, UNKNOWN)
+    others = [m.any_attribute(atom, n) for atom in receiver] if name.flags else []
+    other = frozenset({Other(join(*others), name.flags)}) if others else NOTHING
     if default and all(_has(atom, str(name.value)) is False for atom in receiver):
-        return default
-    return join(m.attribute(receiver, str(name.value), n), default if _unsure(receiver, str(name.value)) else NOTHING)
+        flags = _absent(m, receiver, str(name.value))
+        plain = known(default) if len(flags) == len(receiver) else None
+        stored = [m.heap.get((id(atom.obj), str(name.value)), NOTHING) for atom in receiver if isinstance(atom, Live)]
+        given = constant(plain.value, plain.flags.union(flags)) if plain is not None else join(default, UNKNOWN)
+        return join(given, other, *stored)
+    unsure = any(_has(atom, str(name.value)) is not True for atom in receiver)
+    return join(m.attribute(receiver, str(name.value), n), default if unsure else NOTHING, other)
+
+
+def _absent(m: "Machine", receiver: Value, name: str) -> list[Flag]:
+    """That modules of the model have no such attribute."""
+    modules = [atom.obj for atom in receiver if isinstance(atom, Live) and id(atom.obj) in m.paths]
+    return [Flag(id(module), m.paths[id(module)], name, "absent") for module in modules]
 
 
 def _has(atom: Atom, name: str) -> bool | None:
@@ -96,19 +131,18 @@ def _has(atom: Atom, name: str) -> bool | None:
     if isinstance(atom.obj, nn.Module):
         module = atom.obj
         held = name in vars(module) or any(name in d for d in (module._parameters, module._buffers, module._modules))
-        return held or inspect.getattr_static(type(module), name, _MISSING) is not _MISSING
-    own = getattr(atom.obj, "__dict__", {})
-    return name in own or inspect.getattr_static(atom.obj, name, _MISSING) is not _MISSING
+        if held or inspect.getattr_static(type(module), name, _MISSING) is not _MISSING:
+            return True
+        return False if type(module).__getattr__ is nn.Module.__getattr__ else None
+    if inspect.getattr_static(atom.obj, name, _MISSING) is not _MISSING:
+        return True
+    return False if isinstance(atom.obj, type | ModuleType | FunctionType) else None  # anybody may set it
 
 
 _MISSING = object()
 
 
-def _unsure(receiver: Value, name: str) -> bool:
-    return any(_has(atom, name) is not True for atom in receiver)
-
-
-def _hasattr(m: "Attributes", a: Arguments, n: ast.AST) -> Value:
+def _hasattr(m: "Machine", a: Arguments, n: ast.AST) -> Value:
     receiver, name = _first(a), known(a.get(1) or UNKNOWN)
     if name is None:
         return UNKNOWN
@@ -119,15 +153,17 @@ def _hasattr(m: "Attributes", a: Arguments, n: ast.AST) -> Value:
     truth = truths.pop()
     if truth is None:
         return UNKNOWN
-    flags = [
-        Flag(id(atom.obj), m.paths[id(atom.obj)], str(name.value), "absent")
-        for atom in receiver
-        if isinstance(atom, Live) and id(atom.obj) in m.paths and not truth
-    ]
-    return constant(truth, flags)
+    if any(isinstance(atom, Live) and isinstance(atom.obj, nn.Module) for atom in receiver):
+        m.record(Kind.NAMED, str(name.value), n, [_weights_of(receiver, str(name.value))])
+    return constant(truth, name.flags.union(_absent(m, receiver, str(name.value)) if not truth else ()))
 
 
-def _setattr(m: "Attributes", a: Arguments, n: ast.AST) -> Value:
+def _weights_of(receiver: Value, name: str) -> Value:
+    modules = [atom.obj for atom in receiver if isinstance(atom, Live) and isinstance(atom.obj, nn.Module)]
+    return frozenset(Weight(id(m), name) for m in modules if name in m._parameters or name in m._buffers)
+
+
+def _setattr(m: "Machine", a: Arguments, n: ast.AST) -> Value:
     name = known(a.get(1) or UNKNOWN)
     if name is None:
         for atom in _first(a):
@@ -139,25 +175,29 @@ def _setattr(m: "Attributes", a: Arguments, n: ast.AST) -> Value:
     return NONE
 
 
-def _range(m: "Attributes", a: Arguments, n: ast.AST) -> Value:
+def _range(m: "Machine", a: Arguments, n: ast.AST) -> Value:
     bounds = [known(value) for value in a.positional]
     if a.rest is None and all(bound is not None and type(bound.value) is int for bound in bounds):
         numbers = range(*(bound.value for bound in bounds if bound is not None))
+        flags = frozenset(flag for bound in bounds if bound is not None for flag in bound.flags)
+        others = {Other(m.box(list, stand_in(n, "any"), None, None, UNKNOWN), flags)} if flags else ()
         if len(numbers) <= 4096:
-            return m.once(("range", numbers), lambda: numbers)
+            return m.once(("range", numbers), lambda: numbers).union(others)
     return UNKNOWN
 
 
-def _zip(m: "Attributes", a: Arguments, n: ast.AST) -> Value:
+def _zip(m: "Machine", a: Arguments, n: ast.AST) -> Value:
     columns = [m.elements(value, n) for value in a.positional]
     if a.rest is None and columns and all(items is not None for items, _ in columns):
         rows = list(zip(*(items for items, _ in columns if items is not None), strict=False))
         return m.box(list, n, [m.box(tuple, stand_in(n, i), list(row)) for i, row in enumerate(rows)])
-    pair = m.box(tuple, stand_in(n, -1), [each for _, each in columns] if a.rest is None else None, None, a.rest or NOTHING)
+    pair = m.box(
+        tuple, stand_in(n, -1), [each for _, each in columns] if a.rest is None else None, None, a.rest or NOTHING
+    )
     return m.box(list, n, None, None, pair)
 
 
-def _enumerate(m: "Attributes", a: Arguments, n: ast.AST) -> Value:
+def _enumerate(m: "Machine", a: Arguments, n: ast.AST) -> Value:
     items, each = m.elements(_first(a), n)
     start = known(a.get(1, "start") or constant(0))
     if items is not None and start is not None:
@@ -167,16 +207,16 @@ def _enumerate(m: "Attributes", a: Arguments, n: ast.AST) -> Value:
 
 
 def _listed(kind: type, turn: Callable[[list[Value]], list[Value]] = lambda items: items) -> Handler:
-    def make(m: "Attributes", a: Arguments, n: ast.AST) -> Value:
+    def make(m: "Machine", a: Arguments, n: ast.AST) -> Value:
         if not a.positional and a.rest is None:
             return m.box(kind, n, [])
         items, each = m.elements(_first(a), n)
-        return m.box(kind, n, turn(items)) if items is not None else m.box(kind, n, None, None, each)
+        return m.box(kind, n, turn([*items])) if items is not None else m.box(kind, n, None, None, each)
 
     return make
 
 
-def _dict(m: "Attributes", a: Arguments, n: ast.AST) -> Value:
+def _dict(m: "Machine", a: Arguments, n: ast.AST) -> Value:
     if not a.positional and a.rest is None:
         return m.box(dict, n, None, dict(a.named))
     given = _first(a)
@@ -187,7 +227,7 @@ def _dict(m: "Attributes", a: Arguments, n: ast.AST) -> Value:
     return m.box(dict, n, None, None, join(*inner, *(value for _, value in a.named)))
 
 
-def _map(m: "Attributes", a: Arguments, n: ast.AST) -> Value:
+def _map(m: "Machine", a: Arguments, n: ast.AST) -> Value:
     columns = [m.elements(value, n) for value in a.positional[1:]]
     if columns and all(items is not None for items, _ in columns):
         rows = list(zip(*(items for items, _ in columns if items is not None), strict=False))
@@ -201,13 +241,14 @@ def _map(m: "Attributes", a: Arguments, n: ast.AST) -> Value:
     return m.box(list, n, None, None, result)
 
 
-def _filter(m: "Attributes", a: Arguments, n: ast.AST) -> Value:
+def _filter(m: "Machine", a: Arguments, n: ast.AST) -> Value:
     _, each = m.elements(a.get(1) or UNKNOWN, n)
-    m.call(_first(a), Arguments((each,)), n)
+    if (test := known(_first(a))) is None or test.value is not None:
+        m.call(_first(a), Arguments((each,)), n)
     return m.box(list, n, None, None, each)
 
 
-def _reduce(m: "Attributes", a: Arguments, n: ast.AST) -> Value:
+def _reduce(m: "Machine", a: Arguments, n: ast.AST) -> Value:
     items, each = m.elements(a.get(1) or UNKNOWN, n)
     start = [a.positional[2]] if len(a.positional) > 2 else []
     row = [*start, *(items if items is not None else [each, each, each])]
@@ -219,31 +260,35 @@ def _reduce(m: "Attributes", a: Arguments, n: ast.AST) -> Value:
     return value
 
 
-def _next(m: "Attributes", a: Arguments, n: ast.AST) -> Value:
+def _next(m: "Machine", a: Arguments, n: ast.AST) -> Value:
+    for atom in _first(a):
+        if isinstance(atom, Box):  # one item less is left
+            m.growth += atom.put(NOTHING)
     _, each = m.elements(_first(a), n)
     return join(each, a.positional[1] if len(a.positional) > 1 else NOTHING)
 
 
-def _super(m: "Attributes", a: Arguments, n: ast.AST) -> Value:
+def _super(m: "Machine", a: Arguments, n: ast.AST) -> Value:
     kinds = [atom.obj for atom in _first(a) if isinstance(atom, Live) and isinstance(atom.obj, type)]
     return frozenset(Super(kind, a.get(1) or UNKNOWN) for kind in kinds)
 
 
-def _vars(m: "Attributes", a: Arguments, n: ast.AST) -> Value:
+def _vars(m: "Machine", a: Arguments, n: ast.AST) -> Value:
     return m.attribute(_first(a), "__dict__", n)
 
 
-def _type(m: "Attributes", a: Arguments, n: ast.AST) -> Value:
-    _asked(m, _first(a), "type", n)
+def _type(m: "Machine", a: Arguments, n: ast.AST) -> Value:
+    m.ask(_first(a), "type", n)
+    _classified(m, _first(a), UNKNOWN, n)
     kinds = [m.lifted(type(atom.obj)) if isinstance(atom, Live) else UNKNOWN for atom in _first(a)]
     return join(*kinds) or UNKNOWN
 
 
-def _partial(m: "Attributes", a: Arguments, n: ast.AST) -> Value:
+def _partial(m: "Machine", a: Arguments, n: ast.AST) -> Value:
     return frozenset({Partial(_first(a), Arguments(a.positional[1:], a.named, a.rest))})
 
 
-def _chain(m: "Attributes", a: Arguments, n: ast.AST) -> Value:
+def _chain(m: "Machine", a: Arguments, n: ast.AST) -> Value:
     found: list[Value] | None = []
     loose = [a.rest] if a.rest is not None else []
     for value in a.positional:
@@ -255,7 +300,7 @@ def _chain(m: "Attributes", a: Arguments, n: ast.AST) -> Value:
     return m.box(list, n, None, None, join(*loose))
 
 
-def chained(m: "Attributes", a: Arguments, n: ast.AST) -> Value:
+def chained(m: "Machine", a: Arguments, n: ast.AST) -> Value:
     """``itertools.chain.from_iterable``."""
     items, each = m.elements(_first(a), n)
     if items is None:
@@ -263,12 +308,12 @@ def chained(m: "Attributes", a: Arguments, n: ast.AST) -> Value:
     return _chain(m, Arguments(tuple(items)), n)
 
 
-def _quiet(m: "Attributes", a: Arguments, n: ast.AST) -> Value:
+def _quiet(m: "Machine", a: Arguments, n: ast.AST) -> Value:
     """Tells people something, or asks what an object is."""
     return UNKNOWN
 
 
-def _shown(m: "Attributes", a: Arguments, n: ast.AST) -> Value:
+def _shown(m: "Machine", a: Arguments, n: ast.AST) -> Value:
     """What shows or converts a value: it is read."""
     tensors = [v for v in a if Reach.of([v]).results]
     if tensors:
@@ -276,20 +321,20 @@ def _shown(m: "Attributes", a: Arguments, n: ast.AST) -> Value:
     return UNKNOWN
 
 
-def _asks(m: "Attributes", a: Arguments, n: ast.AST) -> Value:
+def _asks(m: "Machine", a: Arguments, n: ast.AST) -> Value:
     for value in a:
-        _asked(m, value, "metadata", n)
+        m.ask(value, "metadata", n)
     return UNKNOWN
 
 
-def _scalar(m: "Attributes", a: Arguments, n: ast.AST) -> Value:
+def _scalar(m: "Machine", a: Arguments, n: ast.AST) -> Value:
     """A number or a truth of plain data; of a tensor a value that is read."""
     if any(isinstance(atom, Result | Weight) for value in a for atom in value):
         m.operation("item", list(a), n)
     return UNKNOWN
 
 
-def _reduced(m: "Attributes", a: Arguments, n: ast.AST) -> Value:
+def _reduced(m: "Machine", a: Arguments, n: ast.AST) -> Value:
     """``sum``, ``min``, ``max``, ``any``, ``all``, ``sorted``: of sequences, and of tensors in them."""
     values = [*a, *(v for value in a.positional for v in m.contents(value))]
     callables = [v for name, v in a.named if name == "key"]
@@ -297,21 +342,36 @@ def _reduced(m: "Attributes", a: Arguments, n: ast.AST) -> Value:
         m.call(value, Arguments((m.elements(_first(a), n)[1],)), n)
     plain = [v for v in values if v not in callables]
     if Reach.of(plain).results or Reach.of(plain).weights:
-        return join(m.operation("reduce", [frozenset(a for a in v if not isinstance(a, Live)) for v in plain], n), UNKNOWN)
-    return join(*(value for v in a.positional for value in m.contents(v)), UNKNOWN)
+        tensors = [frozenset(atom for atom in v if not isinstance(atom, Live)) for v in plain]
+        return join(m.operation("reduce", tensors, n), UNKNOWN)
+    several = a.positional if len(a.positional) > 1 else ()
+    return join(*(value for v in a.positional for value in m.contents(v)), *several, UNKNOWN)
 
 
-def _copied(m: "Attributes", a: Arguments, n: ast.AST) -> Value:
+def _sorted(m: "Machine", a: Arguments, n: ast.AST) -> Value:
+    items = join(*m.contents(_first(a))) or UNKNOWN
+    for key in (value for name, value in a.named if name == "key"):
+        m.call(key, Arguments((items,)), n)
+    if Reach.of([items]).results:
+        m.operation("compare", [items], n)
+    return m.box(list, n, None, None, items)
+
+
+def _globals(m: "Machine", a: Arguments, n: ast.AST) -> Value:
+    return m.lifted(m.frame.function.globals)
+
+
+def _copied(m: "Machine", a: Arguments, n: ast.AST) -> Value:
     return m.operation("copy", list(a), n)
 
 
-def _hidden(m: "Attributes", a: Arguments, n: ast.AST) -> Value:
+def _hidden(m: "Machine", a: Arguments, n: ast.AST) -> Value:
     """``eval``, ``exec``, ``locals``, ``globals``: they reach everything that this code reaches."""
     m.escape("eval", n, [*m.frame.current.values(), *a])
     return UNKNOWN
 
 
-def _compile(m: "Attributes", a: Arguments, n: ast.AST) -> Value:
+def _compile(m: "Machine", a: Arguments, n: ast.AST) -> Value:
     return _first(a)
 
 
@@ -324,84 +384,10 @@ _TABLE: list[tuple[Any, Handler]] = [
     (functools.partial, _partial), (itertools.chain, _chain), (id, _quiet), (callable, _quiet), (hash, _quiet),
     (repr, _shown), (str, _shown), (format, _shown), (print, _shown), (int, _scalar), (float, _scalar),
     (bool, _scalar), (complex, _scalar), (sum, _reduced), (min, _reduced), (max, _reduced), (any, _reduced),
-    (all, _reduced), (sorted, _reduced), (copy.copy, _copied), (copy.deepcopy, _copied), (eval, _hidden),
-    (exec, _hidden), (locals, _hidden), (globals, _quiet), (object, _quiet), (slice, _quiet), (inspect.signature, _quiet),
+    (all, _reduced), (sorted, _sorted), (copy.copy, _copied), (copy.deepcopy, _copied), (eval, _hidden),
+    (exec, _hidden), (locals, _hidden), (globals, _globals), (object, _quiet), (slice, _quiet),
+    (inspect.signature, _quiet), (inspect.currentframe, _hidden), (inspect.stack, _hidden), (sys._getframe, _hidden),
+    (gc.get_objects, _hidden), (gc.get_referrers, _hidden),
     (torch.compile, _compile), *((function, _asks) for function in _METADATA_FUNCTIONS),
 ]  # fmt: skip
 HANDLERS: dict[int, Handler] = {id(function): handler for function, handler in _TABLE}
-
-
-def container_method(m: "Attributes", atom: Atom, name: str, arguments: Arguments, node: ast.AST) -> Value | None:
-    """A method of a list, tuple, dict, set or string; None where the receiver is none of them."""
-    receiver: Value = frozenset({atom})
-    if isinstance(atom, Constant):
-        return _text_method(atom, name, arguments)
-    if isinstance(atom, Live) and not isinstance(atom.obj, list | tuple | dict | set):
-        return None
-    if not isinstance(atom, Live | Box) or (isinstance(atom, Box) and not issubclass(atom.kind, list | tuple | dict | set)):
-        return None
-    keyed = issubclass(atom.kind if isinstance(atom, Box) else type(atom.obj), dict)
-    if name in ("append", "add", "insert", "appendleft", "extend", "update", "setdefault", "__setitem__"):
-        return _added(m, atom, name, arguments, node)
-    if name == "values" and keyed:
-        return m.box(list, node, *_values(m, atom))
-    if name == "items" and keyed:
-        keys, values = m.elements(receiver, node)[0], _values(m, atom)
-        if keys is not None and values[0] is not None:
-            pairs = [m.box(tuple, stand_in(node, i), [*pair]) for i, pair in enumerate(zip(keys, values[0], strict=True))]
-            return m.box(list, node, pairs)
-        return m.box(list, node, None, None, m.box(tuple, stand_in(node, -1), [UNKNOWN, join(*m.contents(receiver)) or UNKNOWN]))
-    if name == "keys" and keyed:
-        keys = m.elements(receiver, node)[0]
-        return m.box(list, node, keys) if keys is not None else m.box(list, node, None, None, UNKNOWN)
-    if name in ("get", "pop", "popitem", "popleft", "__getitem__"):
-        index = arguments.get(0)
-        default = arguments.positional[1] if len(arguments.positional) > 1 else (NONE if name == "get" else NOTHING)
-        key = known(index) if index is not None else None
-        if name == "get" and key is not None and isinstance(atom, Live) and (id(atom.obj), "[]") not in m.heap:
-            return m.lifted(atom.obj[key.value]) if key.value in atom.obj else default
-        if name == "get" and key is not None and isinstance(atom, Box) and atom.keys is not None:
-            return atom.keys.get(key.value, default)
-        return join(*m.contents(receiver), default) or UNKNOWN
-    if name in ("copy", "__iter__"):
-        return receiver
-    return UNKNOWN  # index, count, clear, sort, reverse …: nothing new is in it, and nothing comes out
-
-
-def _values(m: "Attributes", atom: Box | Live) -> tuple[list[Value] | None, None, Value]:
-    """The values of a dict for a new list."""
-    if isinstance(atom, Box):
-        return (list(atom.keys.values()), None, NOTHING) if atom.keys is not None else (None, None, atom.content)
-    if (id(atom.obj), "[]") in m.heap:
-        return None, None, join(*m.contents(frozenset({atom})))
-    return [m.lifted(value) for value in atom.obj.values()], None, NOTHING
-
-
-def _added(m: "Attributes", atom: Box | Live, name: str, arguments: Arguments, node: ast.AST) -> Value:
-    several = name in ("extend", "update")
-    given = [v for value in arguments for v in (m.contents(value) if several else [value])]
-    value = join(*given)
-    if isinstance(atom, Live):
-        m.keep((id(atom.obj), "[]"), value, node, name)
-        return NONE
-    if name in ("append", "extend") and atom.items is not None and atom.path == m.path:
-        added = [value] if name == "append" else m.elements(next(iter(arguments), NOTHING), node)[0]
-        if added is not None:
-            atom.items += added
-            atom.content |= join(*added)
-            return NONE
-    m.growth += atom.put(value)
-    return join(value, NONE) if name == "setdefault" else NONE
-
-
-def _text_method(atom: Constant, name: str, arguments: Arguments) -> Value:
-    constants = [known(value) for value in arguments.positional]
-    if isinstance(atom.value, str) and all(c is not None for c in constants) and not arguments.named and arguments.rest is None:
-        try:
-            result = getattr(atom.value, name)(*(c.value for c in constants if c is not None))
-        except (TypeError, ValueError, AttributeError, LookupError):
-            return UNKNOWN
-        if type(result) in PLAIN:
-            return constant(result, atom.flags)
-    return UNKNOWN
-

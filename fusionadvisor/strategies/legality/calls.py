@@ -1,6 +1,7 @@
 """What a call means: of a module, of a function that can be read, of one that cannot."""
 
 import ast
+import contextlib
 import functools
 import inspect
 import itertools
@@ -13,17 +14,32 @@ from torch import nn
 
 from fusionadvisor.strategies.legality import builtin, code, framework
 from fusionadvisor.strategies.legality.code import Function, trusted
+from fusionadvisor.strategies.legality.containers import container_method
 from fusionadvisor.strategies.legality.events import Entry, Event, Kind
 from fusionadvisor.strategies.legality.frame import Frame
 from fusionadvisor.strategies.legality.machine import Machine
 from fusionadvisor.strategies.legality.standin import stand_in
 from fusionadvisor.strategies.legality.values import (
-    NONE, NOTHING, UNKNOWN, Arguments, Atom, Bound, Box, Closure, Live, Method, Partial, Reach, Result, Super,
-    Value, Weight, join,
-)  # fmt: skip
+    NONE,
+    NOTHING,
+    UNKNOWN,
+    Arguments,
+    Atom,
+    Bound,
+    Box,
+    Closure,
+    Live,
+    Method,
+    Other,
+    Partial,
+    Reach,
+    Result,
+    Super,
+    Value,
+    Weight,
+    join,
+)
 
-CAPTURED = "<captured forward>"
-"""The file of functions that a strategy captured."""
 _DEPTH = 3
 """How often one function may be under way at once before a further call counts as one that cannot be followed."""
 
@@ -34,7 +50,7 @@ class Calls(Machine):
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
         self.calling: set[int] = set()
-        self._stack: list[ast.AST] = []
+        self._stack: list[tuple[ast.AST, Value]] = []
         self._read: dict[FunctionType, Function | None] = {}
         self._roots = {type(module).__module__.partition(".")[0] for module in self.modules.values()}
 
@@ -50,7 +66,9 @@ class Calls(Machine):
             returned = self._run_module(entry.module, arguments, outside)
         else:
             member = self.attribute(receiver, entry.name, outside)
-            is_property = isinstance(inspect.getattr_static(type(entry.module), entry.name, None), property)
+            is_property = isinstance(
+                inspect.getattr_static(type(entry.module), entry.name, None), property | functools.cached_property
+            )
             returned = member if is_property else self.call(member, arguments, outside)
         self.record(Kind.RETURN, entry.name, outside, [returned])
 
@@ -58,7 +76,7 @@ class Calls(Machine):
         """Whether an expression is what a call calls."""
         return id(node) in self.calling
 
-    def _get_Call(self, node: ast.Call) -> Value:  # noqa: N802
+    def _get_Call(self, node: ast.Call) -> Value:
         if isinstance(node.func, ast.Name) and node.func.id == "super" and not node.args:
             return self._super()
         self.calling.add(id(node.func))
@@ -106,6 +124,12 @@ class Calls(Machine):
         return join(*(self._call(atom, arguments, node) for atom in called)) if called else UNKNOWN
 
     def _call(self, atom: Atom, arguments: Arguments, node: ast.AST) -> Value:
+        if isinstance(atom, Other):
+            before, self.flags = self.flags, self.flags | atom.flags
+            with self.branch():
+                self.record(Kind.LOST, "value", node, (self.call(atom.value, arguments, node),))
+            self.flags = before
+            return NOTHING
         if isinstance(atom, Live):
             return self._call_live(atom.obj, arguments, node)
         if isinstance(atom, Closure):
@@ -123,7 +147,8 @@ class Calls(Machine):
             return self._call_method(atom, arguments, node)
         if isinstance(atom, Box) and issubclass(atom.kind, nn.Sequential):
             return self._call_any(atom, arguments, node)
-        if isinstance(atom, Box) and (member := inspect.getattr_static(atom.kind, "__call__", None)) is not None:
+        if isinstance(atom, Box):
+            member = inspect.getattr_static(atom.kind, "__call__", None)
             if isinstance(member, FunctionType):
                 return self._call_function(member, arguments.first(frozenset({atom})), node)
         return join(self.operation("a call of something unknown", [frozenset({atom}), *arguments], node), UNKNOWN)
@@ -153,8 +178,10 @@ class Calls(Machine):
         if isinstance(obj, FunctionType):
             return self._call_function(obj, arguments, node)
         wrapped = getattr(obj, "__wrapped__", None)
-        if isinstance(wrapped, FunctionType):  # lru_cache and the like
-            return self._call_function(wrapped, arguments, node)
+        if isinstance(wrapped, FunctionType):  # lru_cache and the like give the same again
+            result = self._call_function(wrapped, arguments, node)
+            self.keep((id(obj), "cache"), result, node, _name(obj))
+            return result
         owner = getattr(obj, "__self__", None)
         if owner is itertools.chain:
             return builtin.chained(self, arguments, node)
@@ -163,11 +190,19 @@ class Calls(Machine):
         member = inspect.getattr_static(type(obj), "__call__", None)
         if isinstance(member, FunctionType) and not isinstance(obj, BuiltinFunctionType):
             return self._call_function(member, arguments.first(self.lifted(obj)), node)
+        if any(id(module) in self.modules for module in Reach.of([self.lifted(obj)]).modules.values()):
+            self.escape(_name(obj), node, [self.lifted(obj), *arguments])
         if _name(obj).endswith("_like") and trusted(_home(obj)):
             for argument in arguments:
-                self._asked(argument, _name(obj), node)
+                self.ask(argument, _name(obj), node)
             return self.operation(_name(obj), [], node)
-        return self.operation(_name(obj), arguments, node)
+        return self._computed(_name(obj), arguments, node)
+
+    def _computed(self, name: str, arguments: Arguments, node: ast.AST) -> Value:
+        """What a function of torch or Python computes; where it is given ``out``, that is written and returned."""
+        out = join(*(value for keyword, value in arguments.named if keyword == "out")) - NONE
+        result = self.operation(name, arguments, node, Kind.WRITE if out else Kind.OPERATION)
+        return join(result, out)
 
     def _call_bound(self, bound: Bound, arguments: Arguments, node: ast.AST) -> Value:
         function = bound.function
@@ -177,17 +212,27 @@ class Calls(Machine):
         for atom in bound.receiver:
             receiver: Value = frozenset({atom})
             if isinstance(atom, Live) and isinstance(atom.obj, nn.Module) and trusted(_home(function.obj)):
-                results.append(self._call_torch_method(atom.obj, _name(function.obj).rpartition(".")[2], arguments, node))
+                name = _name(function.obj).rpartition(".")[2]
+                if name == "forward":
+                    results.append(self._call_torch_forward(atom.obj, function.obj, arguments, node))
+                else:
+                    results.append(self._call_torch_method(atom.obj, name, arguments, node))
             else:
                 results.append(self._call_live(function.obj, arguments.first(receiver), node))
         return join(*results)
+
+    def _call_torch_forward(self, module: nn.Module, forward: Any, arguments: Arguments, node: ast.AST) -> Value:
+        """The forward of a class of torch, called as it is: the module's own, or one that its own extends."""
+        if inspect.getattr_static(type(module), "forward", None) is forward:
+            return self.call_module(module, arguments, node)
+        if forward is nn.Sequential.forward:
+            return self._run_in_order(module, arguments, node)
+        return self._run_torch(module, arguments, node, None)
 
     def _call_torch_method(self, module: nn.Module, name: str, arguments: Arguments, node: ast.AST) -> Value:
         """A method that a module has from torch."""
         if name in ("__call__", "_call_impl", "_wrapped_call_impl"):
             return self.call_module(module, arguments, node)
-        if name == "forward":
-            return self._run_forward(module, arguments, node)
         method = framework.METHODS.get(name)
         if method is not None:
             return method(self, module, arguments, node)
@@ -204,34 +249,49 @@ class Calls(Machine):
         event = self.record(Kind.CALL, self.paths.get(id(module), type(module).__name__), node, arguments, (module,))
         return self._run_module(module, arguments, node, event)
 
-    def _run_module(
-        self, module: nn.Module, arguments: Arguments, node: ast.AST, event: Event | None = None
-    ) -> Value:
+    def _run_module(self, module: nn.Module, arguments: Arguments, node: ast.AST, event: Event | None = None) -> Value:
         before, context = self.within, self.frame.context
         self.within = (*before, event) if event is not None else before
         self.frame.context = self.context(context, node, id(module))
         own: Value = frozenset({Live(module)})
-        for hook in module._forward_pre_hooks.values():
+        given = self._given(arguments, node)
+        for key, hook in module._forward_pre_hooks.items():
             if not trusted(_home(hook)):
-                given = self.box(tuple, node, list(arguments.positional), None, arguments.rest or NOTHING)
-                self.call(self.lifted(hook), Arguments((own, given)), node)
+                with_names = key in module._forward_pre_hooks_with_kwargs
+                returned = self.call(self.lifted(hook), Arguments((own, *given[: 1 + with_names])), node) - NONE
+                if returned:
+                    changed = join(*self._parts(returned), *arguments)
+                    arguments = Arguments(tuple(changed for _ in arguments.positional), (), changed)
         custom = inspect.getattr_static(type(module), "__call__", None)
         if isinstance(custom, FunctionType) and not trusted(_home(custom)) and event is not None:
             result = self._call_function(custom, arguments.first(own), node)
         else:
             result = self._run_forward(module, arguments, node, event)
-        for hook in module._forward_hooks.values():
+        for key, hook in module._forward_hooks.items():
             if not trusted(_home(hook)):
-                returned = self.call(self.lifted(hook), Arguments((own, UNKNOWN, result)), node)
+                with_names = key in module._forward_hooks_with_kwargs
+                returned = self.call(self.lifted(hook), Arguments((own, *given[: 1 + with_names], result)), node)
                 result = join(result, returned - NONE)
         self.within, self.frame.context = before, context
         if event is not None:
             event.returned = result
         return result
 
-    def _run_forward(
-        self, module: nn.Module, arguments: Arguments, node: ast.AST, event: Event | None = None
-    ) -> Value:
+    def _given(self, arguments: Arguments, node: ast.AST) -> tuple[Value, Value]:
+        """The arguments of a call as a hook sees them."""
+        known_ones = list(arguments.positional) if arguments.rest is None else None
+        loose = NOTHING if arguments.rest is None else join(arguments.rest, *arguments.positional)
+        named = dict(arguments.named) if arguments.rest is None else None
+        return self.box(tuple, node, known_ones, None, loose), self.box(
+            dict, node, None, named, arguments.rest or NOTHING
+        )
+
+    def _parts(self, value: Value) -> list[Value]:
+        """A value, and what is in it, two deep: what a hook returns for the arguments."""
+        inner = self.contents(value)
+        return [value, *inner, *(part for one in inner for part in self.contents(one))]
+
+    def _run_forward(self, module: nn.Module, arguments: Arguments, node: ast.AST, event: Event | None = None) -> Value:
         stored = self.heap.get((id(module), "forward"))
         results = [self.call(stored, arguments, node)] if stored else []
         held = vars(module).get("forward")
@@ -257,7 +317,7 @@ class Calls(Machine):
         if function is None:
             text = graph.python_code("self")
             definition = next(n for n in ast.parse(text.src).body if isinstance(n, ast.FunctionDef))
-            function = Function(definition, f"{type(module).__name__}.forward", CAPTURED, text.globals, {})
+            function = Function(definition, f"{type(module).__name__}.forward", "<captured forward>", text.globals, {})
             self.nested[id(graph), 0] = function
         return self._run(function, arguments.first(frozenset({Live(module)})), node)
 
@@ -287,7 +347,9 @@ class Calls(Machine):
         home = _home(function)
         wrapped = getattr(function, "__wrapped__", None)
         if wrapped is not None and (trusted(home) or framework.framework(home)):
-            return self.call(self.lifted(wrapped), arguments, node)
+            registered = getattr(function, "registry", None)  # of functools.singledispatch
+            several = [wrapped] if registered is None else [*registered.values()]
+            return self.call(join(*(self.lifted(one) for one in several)), arguments, node)
         if trusted(home):
             return self._call_trusted(function, arguments, node)
         if framework.framework(home) and function.__name__ in framework.ASKS:
@@ -310,13 +372,14 @@ class Calls(Machine):
         if name in ("checkpoint", "checkpoint_sequential") and home.startswith("torch.utils.checkpoint"):
             first = arguments.get(0, "function") or UNKNOWN
             called = first if name == "checkpoint" else join(*self.contents(first))
-            return self.call(called, Arguments(arguments.positional[1:], (), arguments.rest), node)
+            named = tuple((name, value) for name, value in arguments.named if name not in _OF_CHECKPOINT)
+            return self.call(called, Arguments(arguments.positional[1:], named, arguments.rest), node)
         if home.startswith("torch.nn.init"):
             self.record(Kind.WRITE, name, node, list(arguments))
             return arguments.get(0, "tensor") or UNKNOWN
         if home.partition(".")[0] in ("logging", "warnings"):  # they tell people something
             return self.lifted(logging.getLogger()) if name == "getLogger" else UNKNOWN
-        return self.operation(name, arguments, node)
+        return self._computed(name, arguments, node)
 
     def read(self, function: FunctionType) -> Function | None:
         """The source of a live function, read once."""
@@ -340,7 +403,7 @@ class Calls(Machine):
             if isinstance(current, FunctionType) and not trusted(_home(current)):
                 names = _all_names(current.__code__)
                 todo += [current.__globals__[name] for name in names if name in current.__globals__]
-                todo += [value for value in inspect.getclosurevars(current).nonlocals.values()]
+                todo += inspect.getclosurevars(current).nonlocals.values()
             elif isinstance(current, list | tuple | set):
                 todo += list(current)[:100]
             elif isinstance(current, dict):
@@ -352,19 +415,24 @@ class Calls(Machine):
         defaults: dict[str, Value] | None = None,
     ) -> Value:  # fmt: skip
         """Run a function that can be read."""
-        if self._stack.count(function.node) >= _DEPTH:
-            self.escape(f"{function.name}, which calls itself,", node, list(arguments))
+        receiver = arguments.get(0) or NOTHING
+        own = receiver if all(isinstance(a, Live) and isinstance(a.obj, nn.Module) for a in receiver) else NOTHING
+        under_way = function.node, own  # of each module apart: modules do not nest without end
+        if self._stack.count(under_way) >= _DEPTH:
+            held = outer.captured(function) if outer is not None else []
+            self.escape(f"{function.name}, which calls itself,", node, [*arguments, *held])
             return join(self.operation(function.name, arguments, node), UNKNOWN)
         self.functions[function.node] = function
         names, context = self._bind(function, arguments, node, defaults), self.context(self.frame.context, node)
         before, deferred = self.frame, self.deferred
         self.frame = frame = Frame(function, names, context, outer)
-        self._stack.append(function.node)
+        self._stack.append(under_way)
         generator = _yields(function.node)
         self.deferred = deferred or generator
         self.body(function.body)
         if frame.names is not None and not isinstance(function.node, ast.Lambda):
             frame.returns |= NONE
+        frame.finish()
         self._stack.pop()
         self.frame, self.deferred = before, deferred
         if generator:
@@ -393,7 +461,9 @@ class Calls(Machine):
         if spec.vararg is not None:
             place = stand_in(function.node, "*")
             names[spec.vararg.arg] = (
-                self.box(tuple, place, extra) if rest is None else self.box(tuple, place, None, None, join(rest, *extra))
+                self.box(tuple, place, extra)
+                if rest is None
+                else self.box(tuple, place, None, None, join(rest, *extra))
             )
         if spec.kwarg is not None:
             place = stand_in(function.node, "**")
@@ -420,6 +490,14 @@ class Calls(Machine):
             if holds:
                 self.escape(kind.__name__, node, list(arguments))
             return join(self.operation(kind.__name__, [], node), UNKNOWN)
+        maker = inspect.getattr_static(kind, "__new__", None)
+        if (
+            holds
+            and not hasattr(kind, "_fields")
+            and isinstance(getattr(maker, "__func__", maker), FunctionType)
+            and not trusted(_home(maker))
+        ):
+            self.escape(f"{kind.__name__}.__new__", node, list(arguments))
         initializer = inspect.getattr_static(kind, "__init__", None)
         if is_dataclass(kind) or not isinstance(initializer, FunctionType) or trusted(_home(initializer)):
             if holds and trusted(kind.__module__):
@@ -429,8 +507,11 @@ class Calls(Machine):
             fields = list(getattr(kind, "__dataclass_fields__", {})) or list(getattr(kind, "_fields", ()))
             given = dict(zip(fields, arguments.positional, strict=False)) | dict(arguments.named)
             loose = join(*arguments) if arguments.rest is not None or len(given) < len(list(arguments)) else NOTHING
-            return self.box(kind, node, None, None if loose else given, loose)
-        if not (reach.results or reach.weights or holds or reach.callables):
+            made = self.box(kind, node, None, None if loose else given, loose)
+            if (after := inspect.getattr_static(kind, "__post_init__", None)) is not None:
+                self.call(self.lifted(after), Arguments((made,)), node)
+            return made
+        if not (reach.results or reach.weights or holds or reach.callables) and self._inert(initializer):
             return self.box(kind, node, None, {}, UNKNOWN)
         made = self.box(kind, node, None, {})
         self._call_function(initializer, arguments.first(made), node)
@@ -440,12 +521,16 @@ class Calls(Machine):
         """A method of a tensor, of a container or of plain data."""
         results = []
         for atom in method.receiver:
-            container = builtin.container_method(self, atom, method.name, arguments, node)
+            container = container_method(self, atom, method.name, arguments, node)
             if container is not None:
                 results.append(container)
                 continue
             receiver: Value = frozenset({atom})
-            if isinstance(atom, Result | Weight) and method.name in builtin.METADATA_METHODS:
+            if (
+                isinstance(atom, Result | Weight)
+                and method.name in builtin.METADATA_METHODS
+                and not Reach.of(arguments).results
+            ):
                 self.record(Kind.METADATA, method.name, node, [receiver])
                 results.append(UNKNOWN)
                 continue
@@ -454,7 +539,7 @@ class Calls(Machine):
                 continue
             if method.name in builtin.SHAPED:  # of the argument only the shape or dtype is read
                 for argument in arguments:
-                    self._asked(argument, method.name, node)
+                    self.ask(argument, method.name, node)
                 results.append(self.operation(method.name, [receiver], node))
                 continue
             writes = method.name.endswith("_") and not method.name.endswith("__")
@@ -463,37 +548,53 @@ class Calls(Machine):
             results.append(join(receiver, result) if writes else result)
         return join(*results)
 
-    def _asked(self, value: Value, name: str, node: ast.AST) -> None:
-        """Note that something was asked for that does not depend on values."""
-        tensors = frozenset(atom for atom in value if isinstance(atom, Result | Weight))
-        if tensors:
-            self.record(Kind.METADATA, name, node, [tensors])
-
     def entered(self, manager: Value, node: ast.expr) -> Value:
         """What ``with manager as …`` gives."""
         found = []
         for atom in manager:
-            if isinstance(atom, Box):
-                found.append(atom.content)
-            elif isinstance(atom, Live) and not trusted(type(atom.obj).__module__):
+            if _manages(atom):
                 found.append(self.call(self.attribute(frozenset({atom}), "__enter__", node), Arguments(), node))
+            elif isinstance(atom, Box):
+                found.append(atom.content)
         return join(*found) or UNKNOWN
 
-    def left(self, manager: Value, node: ast.expr) -> None:
-        """Leave ``with manager``."""
-        for atom in manager:
-            if isinstance(atom, Live) and not trusted(type(atom.obj).__module__):
-                given = Arguments((NONE, NONE, NONE))
-                self.call(self.attribute(frozenset({atom}), "__exit__", node), given, node)
+    def left(self, manager: Value, node: ast.expr) -> Value:
+        """Leave ``with manager``; what its ``__exit__`` returns where that can be followed."""
+        given = Arguments((NONE, NONE, NONE))
+        return join(
+            *(self.call(self.attribute(frozenset({a}), "__exit__", node), given, node) for a in manager if _manages(a))
+        )
+
+    def passes_on(self, made: Any) -> bool:
+        """Whether a context manager that ``made`` returns passes exceptions on."""
+        home = _home(made)
+        if home.partition(".")[0] == "torch" or made is contextlib.nullcontext:
+            return True
+        wrapped = getattr(made, "__wrapped__", None)
+        read = self.read(wrapped) if home == "contextlib" and isinstance(wrapped, FunctionType) else None
+        return read is not None and not any(isinstance(node, ast.Try) for node in ast.walk(read.node))
+
+
+def _manages(atom: Atom) -> bool:
+    """Whether an atom is a context manager of the user's."""
+    kind = atom.kind if isinstance(atom, Box) else type(atom.obj) if isinstance(atom, Live) else object
+    return not trusted(kind.__module__) and hasattr(kind, "__enter__")
 
 
 _NO_ARGUMENTS = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
+
+
+_OF_CHECKPOINT = ("use_reentrant", "context_fn", "determinism_check", "debug", "early_stop", "preserve_rng_state")
+
+
 def _runs_in_order(module: nn.Module, forward: object) -> bool:
     return isinstance(module, nn.Sequential) and forward is nn.Sequential.forward
 
 
 def _home(obj: Any) -> str:
     """The module whose code a callable runs, whatever it is called."""
+    if isinstance(obj, functools.partial):
+        return _home(obj.func)
     namespace = getattr(obj, "__globals__", None)
     if namespace is not None:
         return str(namespace.get("__name__", ""))
@@ -532,4 +633,3 @@ def _yields(node: ast.AST) -> bool:
         if not isinstance(current, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             todo += ast.iter_child_nodes(current)
     return False
-

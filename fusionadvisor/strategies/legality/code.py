@@ -125,4 +125,20 @@ def _definitions(file: str, text: str) -> dict[tuple[str, int], tuple[Node, ...]
         else:
             continue
         found[key] = (*found.get(key, ()), node)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef) and node.name.strip("_"):
+            _mangle(node, f"_{node.name.lstrip('_')}")
     return found
+
+
+def _mangle(kind: ast.ClassDef, prefix: str) -> None:
+    """Write the private names of a class as Python stores them."""
+    todo: list[ast.AST] = [*kind.body]
+    while todo:
+        node = todo.pop()
+        for field in ("attr", "id", "arg", "name"):
+            name = getattr(node, field, None)
+            if isinstance(name, str) and name.startswith("__") and not name.endswith("__"):
+                setattr(node, field, prefix + name)
+        if not isinstance(node, ast.ClassDef):
+            todo += ast.iter_child_nodes(node)

@@ -21,6 +21,10 @@ class Kind(Enum):
     """A function or method computed something from them; ``name`` is its name."""
     METADATA = auto()
     """Their shape, dtype or device was asked for."""
+    NAMED = auto()
+    """Weights were reached by their names; whether they are there may matter."""
+    ASKED = auto()
+    """A module was asked for its class."""
     WRITE = auto()
     """They were overwritten, or an attribute of theirs was set."""
     KEEP = auto()
@@ -104,6 +108,8 @@ class Log:
     """What uses the result of an event."""
     weights: dict[int, list[Event]] = field(default_factory=lambda: defaultdict(list))
     """What uses the weights of a module, by ``id``."""
+    asked: dict[int, list[Event]] = field(default_factory=lambda: defaultdict(list))
+    """Where a module is asked for its class, by ``id``."""
     escapes: dict[int, list[Event]] = field(default_factory=lambda: defaultdict(list))
     """Where a module is given to code that cannot be followed, by ``id``."""
 
@@ -114,7 +120,7 @@ class Log:
         """Note an event under everything that its values hold."""
         self.events.append(event)
         for module in event.modules:
-            self.calls[id(module)].append(event)
+            (self.asked if event.kind is Kind.ASKED else self.calls)[id(module)].append(event)
         for result in reach.results:
             self.uses[result.event].append(event)
         for weight in reach.weights:

@@ -23,7 +23,7 @@ class Frame:
         yields: What it yields.
         breaks: For each loop around, the names on the paths that left it.
         continues: For each loop around, the names on the paths that went on with the next pass.
-        trails: For each ``try`` around, all that its names denoted: an exception may come at any point.
+        trails: For each ``try`` and ``with`` around, all that its names denoted: an exception may come at any point.
     """
 
     function: Function
@@ -35,6 +35,17 @@ class Frame:
     breaks: list[list[Names]] = field(default_factory=list)
     continues: list[list[Names]] = field(default_factory=list)
     trails: list[Names] = field(default_factory=list)
+    left: Names | None = None
+    """The names on the paths that have left the function: what functions made here see from then on."""
+
+    def leave(self) -> None:
+        """End the path that is followed now."""
+        self.left, self.names = merge((self.left, self.names)), None
+
+    def finish(self) -> None:
+        """Keep the names for the functions that were made here."""
+        self.leave()
+        self.names = self.left
 
     @property
     def current(self) -> Names:

@@ -8,16 +8,24 @@ from torch import nn
 
 from fusionadvisor.strategies.legality.standin import stand_in
 from fusionadvisor.strategies.legality.values import (
-    NOTHING, UNKNOWN, Arguments, Live, Value, Weight, constant, join, known,
-)  # fmt: skip
+    NOTHING,
+    UNKNOWN,
+    Arguments,
+    Live,
+    Value,
+    Weight,
+    constant,
+    join,
+    known,
+)
 
 if TYPE_CHECKING:
-    from fusionadvisor.strategies.legality.calls import Calls
+    from fusionadvisor.strategies.legality.machine import Machine
 
 _NAMES = (
     "transformers.modeling_utils", "transformers.generation", "transformers.integrations", "transformers.utils",
-    "transformers.pytorch_utils", "huggingface_hub", "lightning", "pytorch_lightning", "diffusers.models.modeling_utils",
-    "diffusers.loaders", "diffusers.utils", "diffusers.configuration_utils",
+    "transformers.pytorch_utils", "huggingface_hub", "lightning", "pytorch_lightning",
+    "diffusers.models.modeling_utils", "diffusers.loaders", "diffusers.utils", "diffusers.configuration_utils",
 )  # fmt: skip
 """Base classes and decorators of libraries that hold, load, move and wrap models and compute nothing of their own."""
 
@@ -40,7 +48,7 @@ def framework(namespace: str | None) -> bool:
     return (namespace or "").startswith(_NAMES)
 
 
-def _weights(machine: "Calls", module: nn.Module, *, named: bool, buffers: bool = False) -> Value:
+def _weights(machine: "Machine", module: nn.Module, *, named: bool, buffers: bool = False) -> Value:
     each = frozenset(
         Weight(id(inner), name)
         for inner in module.modules()
@@ -53,7 +61,7 @@ def _weights(machine: "Calls", module: nn.Module, *, named: bool, buffers: bool 
     return machine.box(list, node, None, None, pair)
 
 
-def _several(machine: "Calls", module: nn.Module, found: Iterator[tuple[str, nn.Module]], named: bool) -> Value:
+def _several(machine: "Machine", module: nn.Module, found: Iterator[tuple[str, nn.Module]], named: bool) -> Value:
     items = []
     for name, inner in found:
         one = machine.lifted(inner)
@@ -61,7 +69,7 @@ def _several(machine: "Calls", module: nn.Module, found: Iterator[tuple[str, nn.
     return machine.box(list, stand_in(module, f"several{named}"), items)
 
 
-def _submodule(machine: "Calls", module: nn.Module, arguments: Arguments, node: ast.AST) -> Value:
+def _submodule(machine: "Machine", module: nn.Module, arguments: Arguments, node: ast.AST) -> Value:
     name = known(arguments.get(0, "target") or NOTHING)
     if name is None:
         return join(*(machine.lifted(inner) for inner in module.modules()))
@@ -71,23 +79,23 @@ def _submodule(machine: "Calls", module: nn.Module, arguments: Arguments, node: 
         return NOTHING
 
 
-def _apply(machine: "Calls", module: nn.Module, arguments: Arguments, node: ast.AST) -> Value:
+def _apply(machine: "Machine", module: nn.Module, arguments: Arguments, node: ast.AST) -> Value:
     function = arguments.get(0, "fn") or UNKNOWN
     for inner in module.modules():
         machine.call(function, Arguments((machine.lifted(inner),)), node)
     return frozenset({Live(module)})
 
 
-def _at(machine: "Calls", module: nn.Module, arguments: Arguments, node: ast.AST) -> Value:
+def _at(machine: "Machine", module: nn.Module, arguments: Arguments, node: ast.AST) -> Value:
     return machine.item(frozenset({Live(module)}), arguments.get(0) or UNKNOWN, node)
 
 
-def _named(machine: "Calls", module: nn.Module, arguments: Arguments, node: ast.AST) -> Value:
+def _named(machine: "Machine", module: nn.Module, arguments: Arguments, node: ast.AST) -> Value:
     name = known(arguments.get(0) or NOTHING)
     return machine.attribute(frozenset({Live(module)}), str(name.value), node) if name is not None else UNKNOWN
 
 
-Handler = Callable[["Calls", nn.Module, Arguments, ast.AST], Value]
+Handler = Callable[["Machine", nn.Module, Arguments, ast.AST], Value]
 _nothing: Handler = lambda machine, module, arguments, node: UNKNOWN  # noqa: E731
 METHODS: dict[str, Handler] = {
     "modules": lambda c, m, a, n: _several(c, m, m.named_modules(), False),

@@ -4,6 +4,8 @@ import ast
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -14,8 +16,21 @@ from fusionadvisor.strategies.legality.events import Entry, Event, Kind, Log
 from fusionadvisor.strategies.legality.frame import Frame
 from fusionadvisor.strategies.legality.framework import LOADERS, framework
 from fusionadvisor.strategies.legality.values import (
-    NOTHING, PLAIN, UNKNOWN, Arguments, Box, Constant, Flag, Live, Reach, Result, Value, Weight, constant, join,
-)  # fmt: skip
+    NOTHING,
+    PLAIN,
+    UNKNOWN,
+    Arguments,
+    Atom,
+    Box,
+    Flag,
+    Live,
+    Reach,
+    Result,
+    Value,
+    Weight,
+    constant,
+    join,
+)
 
 _STEPS = 3_000_000
 """Statements and expressions that are followed before the code counts as too large; about twenty seconds."""
@@ -38,6 +53,12 @@ class Machine(ABC):
                 if tensor is not None and tensor.layout is torch.strided and tensor.numel():
                     at = tensor.untyped_storage().data_ptr()
                     self.storages.setdefault(at, []).append(Weight(id(module), name))
+        self.namespaces: dict[int, nn.Module] = {
+            id(held): module
+            for module in self.modules.values()
+            for held in (vars(module), module._modules, module._parameters, module._buffers)
+        }
+        """The modules by their dicts: who writes into one of these sets an attribute."""
         self.log = Log()
         self.heap: dict[tuple[int, str], Value] = {}
         """What the code stored in attributes, globals and containers, beside what is there now."""
@@ -172,6 +193,16 @@ class Machine(ABC):
         self._kept_alive.append(obj)
         return frozenset({Live(obj)})
 
+    def unsettled(self, obj: Any) -> Value:
+        """The same where anybody may set it: plain data decides no branch."""
+        return join(self.lifted(obj), UNKNOWN) if type(obj) in PLAIN else self.lifted(obj)
+
+    def ask(self, value: Value, name: str, node: ast.AST) -> None:
+        """Note that something was asked for that does not depend on values."""
+        tensors = frozenset(atom for atom in value if isinstance(atom, Result | Weight))
+        if tensors:
+            self.record(Kind.METADATA, name, node, [tensors])
+
     def entries(self) -> Iterator[Entry]:
         """Every public method of the model's modules but torch's and a framework's own; the model's forward always."""
         for path, module in self.model.named_modules():
@@ -179,6 +210,7 @@ class Machine(ABC):
             for kind in type(module).__mro__:
                 if not (trusted(kind.__module__) or framework(kind.__module__)):
                     names |= {name: None for name, member in vars(kind).items() if _public(name, member)}
+            names |= {name: None for name, member in vars(module).items() if _set_method(name, member)}
             for name in names:
                 yield Entry(module, path, name)
 
@@ -209,12 +241,36 @@ class Machine(ABC):
         """Read an attribute."""
 
     @abstractmethod
-    def contents(self, value: Value) -> list[Value]:
-        """Everything that containers hold directly."""
+    def any_attribute(self, atom: Atom, node: ast.AST) -> Value:
+        """Whatever attribute a name that is not known may give."""
+
+    @abstractmethod
+    def set_attribute(self, value: Value, name: str, new: Value, node: ast.AST) -> None:
+        """Set an attribute."""
+
+    @abstractmethod
+    def item(self, value: Value, index: Value, node: ast.AST) -> Value:
+        """Read ``value[index]``."""
 
     @abstractmethod
     def elements(self, value: Value, node: ast.AST | None) -> tuple[list[Value] | None, Value]:
         """The items of a sequence where they are known one by one, and what any of them may be."""
+
+    @abstractmethod
+    def contents(self, value: Value) -> list[Value]:
+        """Everything that containers hold directly."""
+
+    @abstractmethod
+    def loosen(self, atom: Live) -> None:
+        """Note that the items of a live container may be others, or in another order."""
+
+    @abstractmethod
+    def put_in(self, atom: Live, new: Value, node: ast.AST, name: str) -> None:
+        """Store a value in a live container."""
+
+    @abstractmethod
+    def kinds(self, value: Value) -> tuple[type, ...] | None:
+        """The classes that the second argument of isinstance names; None where they are not known."""
 
 
 def _public(name: str, member: Any) -> bool:
@@ -222,5 +278,9 @@ def _public(name: str, member: Any) -> bool:
         return False
     if name.startswith("_") or hasattr(nn.Module, name):
         return name in ("forward", "__call__")
-    return callable(member) or isinstance(member, property | staticmethod | classmethod)
+    return not isinstance(member, type) and (callable(member) or hasattr(type(member), "__get__"))
 
+
+def _set_method(name: str, member: Any) -> bool:
+    """Whether an attribute of an instance is a public method of it."""
+    return not name.startswith("_") and name != "forward" and isinstance(member, FunctionType | MethodType | partial)

@@ -3,7 +3,8 @@
 Every answer is a reason, empty where the code shows that there is none. What could not be followed is a reason.
 """
 
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from torch import nn
@@ -11,7 +12,7 @@ from torch import nn
 from fusionadvisor.strategies.legality.code import Function
 from fusionadvisor.strategies.legality.events import Event, Kind
 from fusionadvisor.strategies.legality.interpreter import Interpreter
-from fusionadvisor.strategies.legality.values import Constant, Flag, Result, Value, known
+from fusionadvisor.strategies.legality.values import PLAIN, Constant, Flag, Result, Value, Weight, known
 
 _PASSING = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 _AXES: dict[str, tuple[tuple[object, ...], ...]] = {
@@ -36,7 +37,7 @@ class Verdict:
         event: Where that is.
         flags: Attributes that have to stay as they are for the answer to hold.
         between: Modules between the two that were asked about; they return their input in evaluation.
-        views: The kinds of the views between them: ``axes`` keep the rank or lower it by one, ``rows`` make rows of any.
+        views: The kinds of the views between them: ``axes`` keep the rank or lower it by one, ``rows`` make rows.
     """
 
     reason: str = ""
@@ -74,6 +75,8 @@ class Code:
         self._interpreter.run()
         self.log = self._interpreter.log
         self.paths = self._interpreter.paths
+        self._computing = {e.entry for e in self.log.events if e.kind is Kind.CALL or e.entry.forward}
+        """The methods that compute something: others only count, show, store and reset."""
 
     @property
     def fingerprint(self) -> str:
@@ -101,13 +104,15 @@ class Code:
         """Whether a module is only called: its weights are read by nobody but itself, and it is changed by nobody."""
         if self.unknown:
             return Verdict(self.unknown)
+        if not self.log.calls[id(module)]:
+            return Verdict(f"no call of {path} is seen in the code")
         answer = _Answer()
         for event in self.log.escapes[id(module)]:
             answer.against(event, self.given_away(event, path))
         for event in self._reads(module):
             answer.against(event, f"{event.place} reads a weight of {path} ({event.name})")
         for event in self.log.writes[id(module)]:
-            if event.entry.forward:
+            if event.entry in self._computing:
                 answer.against(event, f"{event.place} changes {path} ({event.name})")
         return Verdict(answer.reason, answer.event, frozenset(answer.flags))
 
@@ -123,7 +128,7 @@ class Code:
             if event in seen or any(module in call.modules for call in event.within) or event.entry.module is module:
                 continue
             seen.add(event)
-            if event.kind is Kind.METADATA:
+            if event.kind in (Kind.METADATA, Kind.NAMED):
                 continue
             if not event.entry.forward:
                 if event.kind is not Kind.OPERATION or event.name in _SHOWN:
@@ -132,6 +137,23 @@ class Code:
                     todo += self.log.uses[event.result.event]
                     continue
             yield event
+
+    def asks_for(self, module: nn.Module, becomes: type[nn.Module], weights: frozenset[str], path: str) -> Verdict:
+        """Whether the code asks what changes when a module becomes one of another class and some weights come or go."""
+        answer = _Answer()
+        for event in self.log.weights[id(module)]:
+            names = {
+                a.name for value in event.inputs for a in value if isinstance(a, Weight) and a.module == id(module)
+            }
+            inside = event.entry.module is module or any(module in call.modules for call in event.within)
+            if event.kind is Kind.NAMED and names & weights and not inside and event.entry in self._computing:
+                answer.against(event, f"{event.place} asks for {path}.{event.name}")
+        for event in self.log.asked[id(module)]:
+            kinds = self._interpreter.kinds(event.inputs[0])
+            same = kinds is not None and isinstance(module, kinds) == issubclass(becomes, kinds)
+            if not same and event.entry in self._computing:
+                answer.against(event, f"{event.place} asks for the class of {path}")
+        return Verdict(answer.reason, answer.event, frozenset(answer.flags))
 
     def feeds(self, first: nn.Module, second: nn.Module, names: tuple[str, str], *, views: bool = False) -> Verdict:
         """Whether what ``first`` returns goes to ``second`` alone, and ``second`` is given nothing else.
@@ -172,7 +194,7 @@ class Code:
         while todo:
             source = todo.pop()
             for use in self.log.uses[source]:
-                if any(second in call.modules for call in use.within) or use.kind is Kind.METADATA:
+                if any(second in call.modules for call in use.within) or use.kind in (Kind.METADATA, Kind.NAMED):
                     continue
                 if use.kind is Kind.CALL and use.modules == (second,):
                     continue
@@ -267,7 +289,9 @@ def _view(event: Event) -> str:
 
 _SHOWN = frozenset({"compare", "print", "format", "save", "data_ptr", "copy", "grad", "norm", "is_contiguous"})
 """Operations on weights that count or show something."""
-_SAME = frozenset({"data", "clone", "detach", "cpu", "to", "float", "getitem", "unpack", "view", "reshape", "numpy", "T"})
+_SAME = frozenset(
+    {"data", "clone", "detach", "cpu", "to", "float", "getitem", "unpack", "view", "reshape", "numpy", "T"}
+)
 """Operations whose result is the weight again: what is done with it counts."""
 
 
@@ -281,3 +305,22 @@ def _said(use: Event, name: str) -> str:
     if use.kind is Kind.WRITE:
         return f"overwrites the output of {name}"
     return f"uses the output of {name} in {use.name}"
+
+
+_CODES: "weakref.WeakKeyDictionary[nn.Module, tuple[object, Code]]" = weakref.WeakKeyDictionary()
+
+
+def read(model: nn.Module) -> Code:
+    """The code of a model; interpreted once as long as its modules and their attributes stay as they are."""
+    state = tuple(_state(path, module) for path, module in model.named_modules(remove_duplicate=False))
+    known = _CODES.get(model)
+    if known is None or known[0] != state:
+        known = _CODES[model] = state, Code(model)
+    return known[1]
+
+
+def _state(path: str, module: nn.Module) -> tuple[object, ...]:
+    """What the interpretation of a module's code rests on."""
+    held = [(name, value if type(value) in PLAIN else id(value)) for name, value in vars(module).items()]
+    inner = [id(value) for group in (module._parameters, module._buffers, module._modules) for value in group.values()]
+    return path, id(module), tuple(held), tuple(inner)

@@ -1,9 +1,11 @@
 """Abstract values: what an expression may denote on any path, as a set of atoms."""
 
 import functools
+import gc
+import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from types import BuiltinMethodType, CellType, FunctionType, MethodType, ModuleType
+from types import BuiltinMethodType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -12,7 +14,7 @@ from fusionadvisor.strategies.legality.code import Function
 
 if TYPE_CHECKING:
     from fusionadvisor.strategies.legality.events import Event
-    from fusionadvisor.strategies.legality.interpreter import Frame
+    from fusionadvisor.strategies.legality.frame import Frame
 
 PLAIN = (bool, int, float, str, type(None))
 
@@ -26,6 +28,10 @@ class Flag:
     path: str
     name: str
     value: Any
+
+
+class OverrunError(Exception):
+    """The model's code, or what it holds, is too much to follow."""
 
 
 class Atom:
@@ -145,6 +151,14 @@ class Super(Atom):
     receiver: "Value"
 
 
+@dataclass(frozen=True, slots=True)
+class Other(Atom):
+    """What an expression would denote once one of the flags is set."""
+
+    value: "Value"
+    flags: frozenset[Flag]
+
+
 Value = frozenset[Atom]
 OPAQUE: Atom = Opaque()
 UNKNOWN: Value = frozenset({OPAQUE})
@@ -222,7 +236,11 @@ class Reach:
 
     @classmethod
     def of(cls, values: Iterable[Value], limit: int = 20_000) -> "Reach":
-        """Open values. Of a live object what it refers to counts, up to ``limit`` objects."""
+        """Open values. Of a live object what it refers to counts.
+
+        Raises:
+            OverrunError: If that is more than ``limit`` objects.
+        """
         reach = cls()
         seen: set[int] = set()
         stack: list[Any] = []
@@ -235,11 +253,13 @@ class Reach:
                     reach.weights.append(atom)  # type: ignore[arg-type]
                 elif kind is not Constant and kind is not Opaque:
                     stack.append(atom)
-        while stack and len(seen) < limit:
+        while stack:
             item = stack.pop()
-            if id(item) in seen:
+            if id(item) in seen or isinstance(item, (Tensor, type, ModuleType, CodeType, *PLAIN)):
                 continue
             seen.add(id(item))
+            if len(seen) > limit:
+                raise OverrunError("it holds too many objects")
             if isinstance(item, Result):
                 reach.results.append(item)
             elif isinstance(item, Weight):
@@ -256,6 +276,8 @@ class Reach:
                 stack += [item.function, *item.receiver]
             elif isinstance(item, Method):
                 stack += item.receiver
+            elif isinstance(item, Other):
+                stack += item.value
             elif isinstance(item, Partial):
                 reach.callables.append(item)
                 stack += [atom for value in (item.function, *item.arguments) for atom in value]
@@ -272,14 +294,16 @@ class Reach:
 
 def _referred(item: Any) -> list[Any]:
     """What a live object of the user's refers to."""
-    if isinstance(item, (Atom, Tensor, type, *PLAIN)):
+    if isinstance(item, Atom):
         return []
     if isinstance(item, dict):
         return [*item.values()]
     if isinstance(item, list | tuple | set | frozenset):
         return [*item]
-    if isinstance(item, ModuleType):
-        return []
+    if isinstance(item, weakref.ReferenceType):
+        return [item()]
+    if type(item).__module__ in _NATIVE and not isinstance(item, FunctionType | MethodType | BuiltinMethodType):
+        return gc.get_referents(item)  # iterators, generators that wait, views of dicts
     found = [value for name, value in _attributes(item).items() if name != "__wrapped__"]
     slots = [name for kind in type(item).__mro__ for name in _names(vars(kind).get("__slots__", ()))]
     found += [getattr(item, name) for name in slots if hasattr(item, name)]
@@ -290,6 +314,10 @@ def _referred(item: Any) -> list[Any]:
     if isinstance(item, FunctionType):
         found += [cell.cell_contents for cell in item.__closure__ or () if _filled(cell)]
     return found
+
+
+_NATIVE = ("builtins", "itertools", "functools", "collections", "operator", "types")
+"""Modules whose objects show what they hold to the garbage collector alone."""
 
 
 def _attributes(item: Any) -> dict[str, Any]:
@@ -308,4 +336,6 @@ def _filled(cell: CellType) -> bool:
 
 
 def _names(slots: Any) -> tuple[str, ...]:
-    return (slots,) if isinstance(slots, str) else tuple(name for name in slots if name not in ("__dict__", "__weakref__"))
+    return (
+        (slots,) if isinstance(slots, str) else tuple(name for name in slots if name not in ("__dict__", "__weakref__"))
+    )
