@@ -40,6 +40,8 @@ from fusionadvisor.strategies.legality.values import (
     join,
 )
 
+CAPTURED = "<captured forward>"
+"""The file of functions that a strategy captured."""
 _DEPTH = 3
 """How often one function may be under way at once before a further call counts as one that cannot be followed."""
 
@@ -317,7 +319,7 @@ class Calls(Machine):
         if function is None:
             text = graph.python_code("self")
             definition = next(n for n in ast.parse(text.src).body if isinstance(n, ast.FunctionDef))
-            function = Function(definition, f"{type(module).__name__}.forward", "<captured forward>", text.globals, {})
+            function = Function(definition, f"{type(module).__name__}.forward", CAPTURED, text.globals, {})
             self.nested[id(graph), 0] = function
         return self._run(function, arguments.first(frozenset({Live(module)})), node)
 
