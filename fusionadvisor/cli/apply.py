@@ -243,6 +243,7 @@ def _parameters(names: list[str], site: str | None, given: Sequence[str]) -> dic
 
 def _exit_code(report: "Report") -> int:
     """Say on standard error which strategies could not be had, and return the code that means it."""
+    from fusionadvisor import catalog
     from fusionadvisor.cli.output import fail
     from fusionadvisor.errors import EnvironmentUnfitError, StrategyError
     from fusionadvisor.render import labels
@@ -251,13 +252,9 @@ def _exit_code(report: "Report") -> int:
     for attempt in report.attempts:
         if not labels.failed(attempt):
             continue
-        unfit = attempt.outcome == "not_tried" and not report.environment.gpu and _needs_cuda(attempt.strategy)
+        unfit = (
+            attempt.outcome == "not_tried" and not report.environment.gpu and catalog.entry(attempt.strategy).needs_cuda
+        )
         kind = EnvironmentUnfitError if unfit else StrategyError
         codes.append(fail(kind(f"{attempt.strategy} {labels.ENDED[attempt.outcome]}. {attempt.reason}".rstrip())))
     return max(codes)
-
-
-def _needs_cuda(strategy: str) -> bool:
-    from fusionadvisor import strategies
-
-    return strategies.get(strategy).needs_cuda

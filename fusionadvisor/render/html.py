@@ -57,7 +57,6 @@ def compose(report: Report) -> str:
         kernels=_kernels(table),
         word=word,
         labels=labels,
-        table=table,
         scale=verdict.scale(report),
         created=_moment(report.created),
         nearly=labels.near_misses(report.near_misses),

@@ -4,11 +4,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fusionadvisor import catalog
 from fusionadvisor.report.model import (
     Attempt,
     Environment,
     Finding,
-    KernelTable,
     NearMiss,
     Report,
     Source,
@@ -68,7 +68,6 @@ ENDED = {
     "not_tried": "was not tried",
 }
 
-LAUNCH_BOUND = "FA301"
 _NUMBERS = re.compile(r"\d+")
 _DTYPES = {"float32": "fp32", "float64": "fp64", "float16": "fp16", "bfloat16": "bf16"}
 _LAYOUTS = {"contiguous": "", "channels_last": " NHWC", "channels_last_3d": " NDHWC"}
@@ -243,9 +242,9 @@ def short(path: str) -> str:
     return path if len(parts) <= 3 else "/".join(["…", *parts[-2:]])
 
 
-def place(finding: Finding, table: KernelTable, room: int = 60) -> str:
+def place(finding: Finding, room: int = 60) -> str:
     """Where a finding is, in one piece: its modules, else its source lines, else what it is about."""
-    return where(finding, room) or lines(finding, table) or finding.title
+    return where(finding, room) or lines(finding) or finding.title
 
 
 def where(finding: Finding, room: int = 60) -> str:
@@ -260,18 +259,12 @@ def where(finding: Finding, room: int = 60) -> str:
     return ", ".join(shown) + (f" and {rest} more" if rest else "")
 
 
-def lines(finding: Finding, table: KernelTable) -> str:
-    """The source lines of the modules a finding is at: ``block.py:18, 21``; its own line where they are not known."""
-    at = {*finding.modules} or {finding.module}
-    known = len(table.source)
-    of_modules = [table.source[i] for i in finding.kernels if i < known and table.module[i] in at and table.source[i]]
-    if finding.source is None or len(set(of_modules)) <= 1:
-        return source(finding.source)
+def lines(finding: Finding) -> str:
+    """The source lines a finding is at: ``block.py:18, 21``."""
     numbers: dict[str, set[int]] = {}
-    for line in of_modules:
-        file, _, number = file_name(line).rpartition(":")
-        if number.isdecimal():
-            numbers.setdefault(file, set()).add(int(number))
+    for where in finding.sources or (finding.source,):
+        if where:
+            numbers.setdefault(file_name(where.file), set()).add(where.line)
     return ", ".join(f"{file}:{_few(sorted(found))}" for file, found in numbers.items())
 
 
@@ -290,7 +283,7 @@ def saving(finding: Finding, scale: Scale) -> str:
         return scale.range(step.low, step.high)
     if finding.overlaps:
         return "counted there"
-    return "unknown" if finding.rule == LAUNCH_BOUND else "no time"
+    return "unknown" if catalog.concerns(finding.rule, "launches") else "no time"
 
 
 def could_save(finding: Finding, report: Report, scale: Scale) -> str:
@@ -299,7 +292,7 @@ def could_save(finding: Finding, report: Report, scale: Scale) -> str:
         return f"could save {saving(finding, scale)} ({bound(report)})"
     if finding.overlaps:
         return overlap(finding)
-    return "what it could save is unknown" if finding.rule == LAUNCH_BOUND else "saves no time"
+    return "what it could save is unknown" if catalog.concerns(finding.rule, "launches") else "saves no time"
 
 
 def near_misses(missed: Sequence[NearMiss]) -> list[tuple[NearMiss, int]]:

@@ -6,7 +6,7 @@ from dataclasses import astuple
 from fusionadvisor import catalog
 from fusionadvisor.render import labels, variants, verdict
 from fusionadvisor.render.text import cleaned
-from fusionadvisor.report.model import Attempt, Finding, KernelTable, Report
+from fusionadvisor.report.model import Attempt, Finding, Report
 from fusionadvisor.units import percent, plural
 
 MARK = "<!-- fusion-advisor report -->"
@@ -95,8 +95,7 @@ def _findings(report: Report) -> str:
 
 
 def _finding(report: Report, finding: Finding) -> list[str]:
-    table = report.timeline.kernels if report.timeline else KernelTable()
-    places = [code(labels.where(finding)), code(labels.lines(finding, table))]
+    places = [code(labels.where(finding)), code(labels.lines(finding))]
     page = catalog.url(finding.rule)
     rule = f"[{finding.rule}]({page})" if page else escape(finding.rule)
     title = f"{escape(finding.title)} {labels.counted(finding)}".rstrip()

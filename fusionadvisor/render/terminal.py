@@ -9,7 +9,7 @@ from fusionadvisor import catalog
 from fusionadvisor.render import labels, variants, verdict
 from fusionadvisor.render.attempts import attempts
 from fusionadvisor.render.text import Piece, Sheet, cleaned
-from fusionadvisor.report.model import Finding, KernelTable, Report
+from fusionadvisor.report.model import Finding, Report
 from fusionadvisor.units import percent, plural, range_us, size_bytes, time_us
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ def _step(sheet: Sheet, report: Report) -> None:
     if report.fusion.graphed_share:
         items.append(f"{percent(report.fusion.graphed_share)} replayed from a graph")
     sheet.flow(items, lead=[("Step      ", "bold")], indent=10, gap="   ")
-    told = any(f.rule == "FA301" for f in report.findings)
+    told = any(catalog.concerns(f.rule, "launches") for f in report.findings)
     of_gpu = not labels.cpu_times(report) and not labels.predicted(report)
     if report.fusion.launch_bound.share is None and of_gpu and not told:
         sheet.say(report.fusion.launch_bound.reason, style="dim", lead=[" " * 10], indent=10)
@@ -273,8 +273,7 @@ def _findings(sheet: Sheet, report: Report) -> None:
     if (more := len(ranked) - FINDINGS_SHOWN) > 0:
         sheet.add((f"  and {plural(more, 'smaller finding')} (all in --json)", "dim"))
     if notes := [f for f in report.findings if f.footnote]:
-        table = report.timeline.kernels if report.timeline else KernelTable()
-        names = [f"{f.rule} {labels.place(f, table, 20)}" for f in notes[:4]]
+        names = [f"{f.rule} {labels.place(f, 20)}" for f in notes[:4]]
         names += [f"{len(notes) - 4} more"] if len(notes) > 4 else []
         sheet.flow([(n, "dim") for n in names], lead=[("  too small to act on: ", "dim")], indent=9)
     for sentence in common:
@@ -293,8 +292,7 @@ def _finding(sheet: Sheet, report: Report, finding: Finding, common: Sequence[st
         "  ", (sheet.cell(finding.rule, 7), "cyan"), (title, "bold"), space, (saving, colour),
         ("  " + how if wide else "", "magenta"),
     )  # fmt: skip
-    table = report.timeline.kernels if report.timeline else KernelTable()
-    items: list[Piece] = [i for i in (labels.where(finding), labels.lines(finding, table)) if i]
+    items: list[Piece] = [i for i in (labels.where(finding), labels.lines(finding)) if i]
     items += [(f"{scale.time(finding.kernel_us)}, {percent(finding.share)}", "dim")] if finding.share else []
     items += [] if wide else [(f"how: {how}", "magenta")]
     sheet.flow(items, lead=[" " * 9], indent=9)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
+from fusionadvisor import catalog
 from fusionadvisor.render import labels, verdict
 from fusionadvisor.report.model import Report, Workload
 from fusionadvisor.units import percent
@@ -69,7 +70,9 @@ def launch_bound(report: Report) -> str:
     told = report.fusion.launch_bound
     if told.share is not None:
         return (
-            f"yes, {percent(told.share)} idle" if any(f.rule == labels.LAUNCH_BOUND for f in report.findings) else "no"
+            f"yes, {percent(told.share)} idle"
+            if any(catalog.concerns(f.rule, "launches") for f in report.findings)
+            else "no"
         )
     if told.break_even_us is not None and not labels.cpu_times(report):
         return f"above {told.break_even_us:.1f} µs"

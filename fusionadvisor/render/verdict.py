@@ -48,15 +48,16 @@ def offered(report: Report) -> tuple[str, ...]:
     first = [finding.remedies[0] for finding in findings if finding.remedies]
     found = [r for r in (*first, *(r for finding in findings for r in finding.remedies)) if r in known]
     if not report.environment.gpu:
-        found = [r for r in found if r != "cudagraph"] or found
+        found = [r for r in found if not catalog.entry(r).needs_cuda] or found
     return tuple(dict.fromkeys(found))
 
 
 def syncs(report: Report) -> str:
     """``2 syncs``; where no rule found an op that waits, they are outside its ops."""
     said = plural(report.fusion.syncs, "sync")
-    caused = any(finding.rule in ("FA302", "FA405") for finding in report.findings)
-    return said if caused or not any(p.rule == "FA302" for p in report.passed) else f"{said} outside the step's ops"
+    caused = any(catalog.concerns(finding.rule, "syncs", "transfers") for finding in report.findings)
+    looked = any(catalog.concerns(p.rule, "syncs") for p in report.passed)
+    return f"{said} outside the step's ops" if looked and not caused else said
 
 
 def could_save(report: Report) -> float:

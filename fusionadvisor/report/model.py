@@ -320,6 +320,8 @@ class Finding:
     source: Source | None = None
     modules: tuple[str, ...] = ()
     """Every module path it was found at, in order of time; ``module`` is the first."""
+    sources: tuple[Source | None, ...] = ()
+    """The line of each of ``modules``, None where it is unknown; ``source`` is the line of ``module``."""
     instances: int = 1
     kernels: tuple[int, ...] = ()
     """Indices into the kernel table, of all instances."""

@@ -222,13 +222,17 @@ def _collapse(group: list[_Proposal], facts: Facts) -> Finding:
     own = [p.candidate.step_us for p in group if p.candidate.step_us is not None]
     step = cost.scale(cost.total(own), 1 / facts.steps) if own else _step_saving(group, gpu, facts)
     places = [_place(p.candidate) for p in group]
-    modules = dict.fromkeys(module for module, _ in places if module)
+    modules: dict[str, Source | None] = {}
+    for module, line in places:
+        if module:
+            modules[module] = modules.get(module) or line
     worth = max(step.high, gpu.high)
     too_little = worth < max(rule.worth_us, rule.worth_share * facts.busy_us / facts.steps)
     return Finding(
         id="", rule=rule.id, title=first.title or entry.title, module=places[0][0] or next(iter(modules), ""),
         saving=Saving(gpu, step), source=places[0][1],
-        modules=tuple(modules)[:MODULES_SHOWN], instances=max(1, round(sum(times) / facts.steps)),
+        modules=tuple(modules)[:MODULES_SHOWN], sources=tuple(modules.values())[:MODULES_SHOWN],
+        instances=max(1, round(sum(times) / facts.steps)),
         kernels=tuple(k for n in shown for k in facts.nodes[n].kernels), kernel_us=us / facts.steps,
         share=us / facts.kernel_us if facts.kernel_us else 0.0, flow=facts.dataflow.flow,
         evidence=_evidence(first, nodes, sum(times), facts),

@@ -55,7 +55,8 @@ def bound(low: float, high: float, likely: float | None = None) -> Saving:
 FOLD = Finding(
     id="FA101#1", rule="FA101", title="Fold batch norm into its convolution", module="bn1", saving=bound(90, 111, 104),
     source=Source("/home/someone/block.py", 31), modules=("bn1", "bn2", "bn3"), instances=3, kernels=(1, 4, 7),
-    kernel_us=111.0, share=0.24, flow="proven", remedies=("fuse_modules", "compile"), snippet="fuse(conv1, bn1)",
+    sources=(Source("/home/someone/block.py", 31),) * 3, kernel_us=111.0, share=0.24, flow="proven",
+    remedies=("fuse_modules", "compile"), snippet="fuse(conv1, bn1)",
 )  # fmt: skip
 EPILOGUE = Finding(
     id="FA102#1", rule="FA102", title="Move the activation into the epilogue", module="relu", saving=bound(0, 0),
