@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fusionadvisor.cli.options import HOW, FailOption, ForceOption, MarkdownOption, TextFormat, TextFormatOption
+from fusionadvisor.cli.options import FailOption, ForceOption, MarkdownOption, TextFormat, TextFormatOption, how_option
 
 if TYPE_CHECKING:
     from fusionadvisor.cli.forms import Target
@@ -20,34 +20,25 @@ TOLERANCE = 5.0
 def check(
     report: Annotated[Path, typer.Argument(metavar="REPORT", help="A report (--json) or a trace.")],
     baseline: Annotated[
-        Path | None,
-        typer.Option(
-            "--baseline", metavar="FILE", rich_help_panel=HOW, help="The report of the code before the change."
-        ),
+        Path | None, how_option("--baseline", metavar="FILE", help="The report of the code before the change.")
     ] = None,
     update: Annotated[
         bool,
-        typer.Option(
-            "--update-baseline",
-            metavar="",
-            rich_help_panel=HOW,
-            help="Make REPORT the baseline, and only tell what differs.",
+        how_option(
+            "--update-baseline", metavar="", help="Make REPORT the new baseline; differences are shown but do not fail."
         ),
     ] = False,
     fail_on: FailOption = None,
     tolerance: Annotated[
-        float,
-        typer.Option(
-            "--tolerance", min=0, metavar="PERCENT", rich_help_panel=HOW, help="How much slower a measured step may be."
-        ),
+        float, how_option("--tolerance", min=0, metavar="PERCENT", help="How much slower a measured step may be.")
     ] = TOLERANCE,
     format: TextFormatOption = TextFormat.text,
     markdown: MarkdownOption = None,
     force: ForceOption = False,
 ) -> int:
-    """Hold a report against a baseline and the project's budget; exit 1 if it is worse.
+    """Check a report against a baseline and the project's budget; exit 1 if it is worse.
 
-    The budget is the table tool.fusion-advisor.budget of pyproject.toml: kernels = 160, findings.FA101 = 0.
+    The budget is the table tool.fusion-advisor.budget in pyproject.toml, e.g. kernels = 160, findings.FA101 = 0.
     """
     from fusionadvisor.cli import gate, settings
     from fusionadvisor.cli.forms import Target

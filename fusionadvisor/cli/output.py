@@ -10,8 +10,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from fusionadvisor.cli.forms import Target
-from fusionadvisor.cli.options import Format
+from fusionadvisor.cli.forms import FORMS, Target
+from fusionadvisor.cli.options import Format, Outputs
 from fusionadvisor.errors import FusionAdvisorError, InputError
 from fusionadvisor.render.text import clean
 
@@ -38,30 +38,26 @@ class Output:
     conditions: "tuple[Condition, ...]" = ()
 
     @classmethod
-    def checked(
-        cls, format: Format, *, force: bool = False, fail_on: Sequence[str] | None = None,
-        also: Mapping[str, Path | None] = MappingProxyType({}), **files: Path | None,
-    ) -> "Output":  # fmt: skip
-        """Return the outputs, after making sure that each file can be written and is the tool's own or new.
+    def checked(cls, asked: Outputs, *, also: Mapping[str, Path | None] = MappingProxyType({})) -> "Output":
+        """Return the outputs, after making sure that each file can be written and is this tool's own or new.
 
         Args:
-            format: What goes to standard output.
-            force: Overwrite files that this tool did not write.
-            fail_on: Conditions that end the command with exit code 1.
-            also: Files that the command writes itself, by option: they take no other's name.
-            **files: Where a form of :data:`~fusionadvisor.cli.forms.FORMS` is written, None for nowhere.
+            asked: The options of the command.
+            also: Files that the command writes itself, by option: no other output may have their name.
 
         Raises:
-            InputError: If a condition is not understood, two files have one name, a file cannot be written, or somebody
-                else's stands there.
+            InputError: If a condition is not understood, two files have one name, a file cannot be written, or it
+                exists and this tool did not write it.
         """
-        distinct({**files, **dict(also)})
-        targets = tuple(Target.checked(name, path, force) for name, path in files.items() if path is not None)
-        if not fail_on:
-            return cls(format, targets)
-        from fusionadvisor.report import condition
+        files: dict[str, Path | None] = {form: getattr(asked, form) for form in FORMS}
+        distinct({**files, **also})
+        targets = tuple(Target.checked(form, path, asked.force) for form, path in files.items() if path is not None)
+        conditions: tuple[Condition, ...] = ()
+        if asked.fail_on:
+            from fusionadvisor.report import condition
 
-        return cls(format, targets, condition.parse(fail_on))
+            conditions = condition.parse(asked.fail_on)
+        return cls(asked.format, targets, conditions)
 
     def emit(self, report: "Report") -> None:
         """Write the report wherever it was asked for."""

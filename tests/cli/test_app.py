@@ -175,7 +175,7 @@ def test_profile_in_a_folder_that_cannot_be_written_still_reports(cli: Cli, advi
     (tmp_path / ".fusion-advisor").write_text("a file where the folder would be")
     ran = cli("profile", "x.py")
     assert ran.code == 0
-    assert "warning: `apply` will need its target named" in ran.err
+    assert "warning: `apply` will need its target as an argument" in ran.err
     assert "Findings" in ran.out
 
 

@@ -99,7 +99,7 @@ def test_a_table_of_batch_sizes(cli: Cli, tmp_path: Path) -> None:
     for given in ("4,x", "0", "4,,8", "", "-1"):
         ran = cli("profile", target, f"--batch={given}")
         assert (ran.code, ran.out) == (2, "")
-        assert "is no batch size.  Write --batch 8, or --batch 1,8,64" in ran.err
+        assert "is not a batch size.  Write --batch 8, or --batch 1,8,64" in ran.err
 
 
 def test_one_command_gives_prefill_and_decode(cli: Cli, tmp_path: Path) -> None:
