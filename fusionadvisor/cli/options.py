@@ -148,6 +148,12 @@ class Outputs:
     format: Annotated[
         Format, out_option("--format", help="Format of standard output; json prints the report and nothing else.")
     ] = Format.text
+    verbose: Annotated[
+        bool, out_option("--verbose", "-v", metavar="", help="Print every finding, attempt and reason in full.")
+    ] = False
+    top: Annotated[
+        int, out_option("--top", metavar="N", min=0, help="Also print the N kernels that take the most time.")
+    ] = 0
     force: ForceOption = False
 
 

@@ -36,6 +36,8 @@ class Output:
     format: Format = Format.text
     files: tuple[Target, ...] = ()
     conditions: "tuple[Condition, ...]" = ()
+    verbose: bool = False
+    top: int = 0
 
     @classmethod
     def checked(cls, asked: Outputs, *, also: Mapping[str, Path | None] = MappingProxyType({})) -> "Output":
@@ -57,7 +59,7 @@ class Output:
             from fusionadvisor.report import condition
 
             conditions = condition.parse(asked.fail_on)
-        return cls(asked.format, targets, conditions)
+        return cls(asked.format, targets, conditions, asked.verbose, asked.top)
 
     def emit(self, report: "Report") -> None:
         """Write the report wherever it was asked for."""
@@ -100,7 +102,7 @@ class Output:
         from fusionadvisor.render import terminal
 
         with printing() as console:
-            terminal.render(report, console)
+            terminal.render(report, console, verbose=self.verbose, top=self.top)
 
 
 def distinct(files: Mapping[str, Path | None]) -> None:

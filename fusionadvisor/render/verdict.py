@@ -54,10 +54,10 @@ def offered(report: Report) -> tuple[str, ...]:
 
 def syncs(report: Report) -> str:
     """``2 syncs``; where no rule found an op that waits, they are outside its ops."""
-    said = plural(report.fusion.syncs, "sync")
+    count = plural(report.fusion.syncs, "sync")
     caused = any(catalog.concerns(finding.rule, "syncs", "transfers") for finding in report.findings)
     looked = any(catalog.concerns(p.rule, "syncs") for p in report.passed)
-    return f"{said} outside the step's ops" if looked and not caused else said
+    return f"{count} outside the step's ops" if looked and not caused else count
 
 
 def could_save(report: Report) -> float:
@@ -68,28 +68,27 @@ def could_save(report: Report) -> float:
 
 def of_findings(report: Report) -> str:
     """The verdict of a profile or an analysis, and on how little it rests where most of the time cannot be judged."""
-    said, share = _of_findings(report), report.fusion.judged_share
+    message, share = _of_findings(report), report.fusion.judged_share
     if share >= MOST or not kernels(report):
-        return said
-    return f"{said}, judging by {percent(share)} of {labels.kernel_word(report)} time alone"
+        return message
+    return f"{message}; only {percent(share)} of {labels.kernel_word(report)} time could be analysed"
 
 
 def _of_findings(report: Report) -> str:
     if not kernels(report):
-        return f"No {labels.kernel_word(report)}s were recorded: there is nothing to judge"
+        return f"No {labels.kernel_word(report)}s were recorded: there is nothing to analyse"
     if not report.findings:
         return f"Nothing to fuse: {plural(len(report.passed), 'check')} passed"
     if all(finding.footnote for finding in report.findings):
-        return "Nothing worth acting on: every finding is smaller than the noise of a step"
+        return "Nothing worth acting on: every finding is smaller than run-to-run noise"
     high, whole = could_save(report), of_step(report)
     if high <= 0:
-        return f"{plural(len(report.findings), 'finding')}, none that is known to shorten the step"
+        return f"{plural(len(report.findings), 'finding')}, none known to shorten the step"
     time = "the step's CPU time" if labels.cpu_times(report) else "the step"
     if not whole:
-        return f"Up to {scale(report).bound(high)} could go"
-    return (
-        f"Up to {percent(high / whole)} of {time} could go: {scale(report).bound(high)} of {scale(report).bound(whole)}"
-    )
+        return f"Up to {scale(report).bound(high)} could be saved"
+    parts = f"{scale(report).bound(high)} of {scale(report).bound(whole)}"
+    return f"Up to {percent(high / whole)} of {time} could be saved: {parts}"
 
 
 def unfused_share(report: Report) -> float:
@@ -120,6 +119,14 @@ def arms(report: Report) -> tuple[float, float] | None:
     shown = kept[0] if kept else timed[-1]
     before, gain = report.before or shown.before, report.result if kept else shown.speedup
     return (before.median_ms, before.median_ms / gain.median) if before and gain else None
+
+
+def headline(report: Report) -> str:
+    """The verdict of a report, with its figures."""
+    if not report.attempts and report.command != "apply":
+        return of_findings(report)
+    both = arms(report) if report.result else None
+    return of_attempts(report) + (f": {labels.change(*both)}" if both else "")
 
 
 def of_attempts(report: Report) -> str:

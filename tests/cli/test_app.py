@@ -98,7 +98,7 @@ def test_json_on_stdout_is_pure(cli: Cli, advisor: Advisor) -> None:
 
 def test_text_on_stdout_without_what_the_model_prints(cli: Cli, advisor: Advisor) -> None:
     ran = cli("analyze", "x.json")
-    assert "could save (estimate)" in ran.out
+    assert "saving (estimate)" in ran.out
     assert "own code prints" not in ran.out
 
 

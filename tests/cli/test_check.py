@@ -33,7 +33,7 @@ def test_the_same_step_exits_0(cli: Cli) -> None:
     keep("base.json", EAGER)
     ran = cli("check", keep("r.json", retimed(EAGER, 2.0)), "--baseline", "base.json")
     assert (ran.code, ran.err) == (0, "")
-    assert ran.out.startswith("Passed: the step is the baseline's, kernel for kernel\n")
+    assert ran.out.startswith("Passed: the step has the baseline's kernels, in the same order\n")
 
 
 def test_a_baseline_is_made_kept_and_replaced(cli: Cli, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from fusionadvisor import catalog, strategies
 from fusionadvisor.render import html, labels, markdown, perfetto, sarif, terminal
 from fusionadvisor.render.labels import Scale
+from fusionadvisor.render.parts import Column, Row, Table
 from fusionadvisor.render.text import Sheet, clean
 from fusionadvisor.report.model import Report, Source, Timing
 from fusionadvisor.trace.kinds import KINDS
@@ -64,7 +65,7 @@ def test_savings_that_are_not_known_or_counted_elsewhere() -> None:
     scale, nothing = Scale.of(462), replace(FOLD, saving=bound(0, 0))
     assert labels.saving(nothing, scale) == "no time"
     assert labels.saving(replace(nothing, rule="FA301"), scale) == "unknown"
-    assert labels.saving(replace(nothing, overlaps=("FA103#1",)), scale) == "counted there"
+    assert labels.saving(replace(nothing, overlaps=("FA103#1",)), scale) == "counted in FA103"
     assert labels.saving(replace(FOLD, overlaps=("FA103#1",)), scale) == "90–111 µs"
 
 
@@ -85,8 +86,12 @@ def test_cleaning(raw: str, cleaned: str) -> None:
 
 
 def test_wide_characters_count_as_two_cells() -> None:
-    assert Sheet(80).cell("日本", 6) == "日本  "
-    assert Sheet(80).cell("日本語", 4) == "日… "
+    sheet = Sheet(80)
+    sheet.table(Table("", (Column(""), Column("")), (Row(("日本", "a")), Row(("bcd", "e")))))
+    assert [line.plain for line in sheet.lines] == ["  日本  a", "  bcd   e"]
+    narrow = Sheet(6)
+    narrow.table(Table("", (Column(""),), (Row(("日本語",)),)))
+    assert [line.plain for line in narrow.lines] == ["  日 …"]
 
 
 def test_long_words_are_not_lost() -> None:
@@ -118,7 +123,7 @@ def test_every_form_calls_a_saving_the_same(report: Report, word: str, other: st
 def test_a_saving_is_a_clause_of_its_own_where_there_is_no_table() -> None:
     scale = Scale.of(462)
     assert labels.could_save(FOLD, PROFILE, scale) == "could save 90–111 µs (bound)"
-    assert labels.could_save(EPILOGUE, PROFILE, scale) == "shares kernels with FA103: each is counted once"
+    assert labels.could_save(EPILOGUE, PROFILE, scale) == "shares kernels with FA103; each is counted once"
     assert labels.could_save(replace(FOLD, saving=bound(0, 0)), PROFILE, scale) == "saves no time"
     launch = replace(FOLD, rule="FA301", saving=bound(0, 0))
     assert labels.could_save(launch, PROFILE, scale) == "what it could save is unknown"
@@ -138,3 +143,18 @@ def test_no_renderer_knows_a_rule_or_a_strategy_by_its_id() -> None:
 def test_the_catalogue_knows_which_strategies_need_a_device() -> None:
     for entry in catalog.STRATEGIES:
         assert strategies.get(entry.id).needs_cuda == entry.needs_cuda
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::Add<float>, A<B<2>>>(int, float*)",
+         "vectorized_elementwise_kernel"),
+        ("void (anonymous namespace)::softmax<c10::Half>(c10::Half*)", "softmax"),
+        ("aten::relu", "aten::relu"),
+        ("triton_" + "x" * 80, "triton_" + "x" * 52 + "…"),
+        ("<lambda>", "<lambda>"),
+    ],
+)  # fmt: skip
+def test_kernels_are_called_by_their_own_name(name: str, short: str) -> None:
+    assert labels.kernel(name) == short
