@@ -38,7 +38,7 @@ def test_profile_then_apply(cli: Cli, tmp_path: Path) -> None:
     assert attempt.speedup is not None
     low, high = attempt.speedup.ci95
     assert low <= attempt.speedup.median <= high
-    assert "2 of 2   7 → 5" in ran.out
+    assert "2 of 2" in ran.out
     assert "identical copies" in ran.out
     assert (tmp_path / "out" / "recipe.json").exists() is attempt.kept
     assert (report.timeline_after is not None) is attempt.kept
