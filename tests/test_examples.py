@@ -100,7 +100,7 @@ def test_the_gate_passes_an_innocent_change_and_fails_a_split_norm(step: Step, t
     failed = step("Check")
     assert failed.returncode == 1
     assert failed.stderr.startswith(
-        "error: kernels: 42, has to be at most 32: attention_norm model.py:17; mlp_norm model.py:17"
+        "error: kernels: 42, must be at most 32: attention_norm model.py:17; mlp_norm model.py:17"
     )
     assert re.search(r"attention_norm +model\.py:1[78]", failed.stdout)
     assert "aten::rsqrt" in failed.stdout

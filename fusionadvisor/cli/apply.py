@@ -121,7 +121,7 @@ def _pass(names: Sequence[str], given: str | None) -> list[str]:
     if given is None:
         return []
     if "fx" not in names:
-        raise InputError("--pass adds a graph pass to fx, which was not asked for.", "Add --strategy fx.")
+        raise InputError("--pass needs the strategy fx.", "Add --strategy fx.")
     file, colon, name = given.rpartition(":")
     return [f"fx.passes={Path(file).resolve()}:{name}" if colon else f"fx.passes={given}"]
 
@@ -145,7 +145,7 @@ def _strategies(given: str, offered: Sequence[str]) -> list[str]:
         if name not in known:
             raise InputError(f"No strategy is called '{name}'.", did_you_mean(name, tuple(known.values())))
     if AUTO in names and len(names) > 1:
-        raise InputError("auto chooses the strategies itself.", "Give --strategy auto alone, or name them without it.")
+        raise InputError("auto cannot be combined with other strategies.", "Give --strategy auto alone, or only names.")
     return [known[name] for name in names]
 
 
@@ -154,7 +154,7 @@ def _budget(names: list[str], given: str | None, goal: Goal) -> float | None:
     from fusionadvisor.errors import InputError
 
     if names != [AUTO] and (given is not None or goal is not Goal.latency):
-        raise InputError("--budget and --goal are for the search.", "Add --strategy auto.")
+        raise InputError("--budget and --goal need --strategy auto.", "Add --strategy auto.")
     if given is None:
         return None
     text = given.strip().lower()
@@ -164,7 +164,7 @@ def _budget(names: list[str], given: str | None, goal: Goal) -> float | None:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < float("inf"):
-        raise InputError(f"--budget '{given}' is no time.", "Write --budget 120s, or 5m.")
+        raise InputError(f"--budget '{given}' is not a time.", "Write --budget 120s, or 5m.")
     return seconds
 
 

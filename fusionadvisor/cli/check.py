@@ -1,6 +1,5 @@
 """``fusion-advisor check``."""
 
-import json as json_text
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -43,15 +42,15 @@ def check(
     from fusionadvisor.cli import gate, settings
     from fusionadvisor.cli.forms import Target
     from fusionadvisor.cli.inputs import report_or_trace
-    from fusionadvisor.cli.output import distinct, working
+    from fusionadvisor.cli.output import distinct, show, working
     from fusionadvisor.errors import GateError, InputError
     from fusionadvisor.render import gate as rendered
     from fusionadvisor.report import budget, condition
 
     if update and baseline is None:
-        raise InputError("--update-baseline does not know which file.", "Add --baseline FILE.")
+        raise InputError("--update-baseline needs a file to update.", "Add --baseline FILE.")
     if baseline is not None and not update and not baseline.exists():
-        raise InputError(f"The baseline {baseline} does not exist.", "Make it: add --update-baseline, once.")
+        raise InputError(f"The baseline {baseline} does not exist.", "Add --update-baseline to create it.")
     distinct({"baseline": baseline if update else None, "markdown": markdown})
     kept_in = Target.checked("json", baseline, force) if update and baseline is not None else None
     summary = Target.checked("markdown", markdown, force) if markdown else None
@@ -68,7 +67,7 @@ def check(
     found = budget.check(current, limits, kept, tolerance=tolerance / 100)
     if kept_in:
         found = _updated(kept_in, current, found)
-    _print(found, format)
+    show(found, rendered, format)
     if summary:
         summary.write(rendered.markdown(found))
     if found.breaches:
@@ -81,25 +80,11 @@ def _updated(target: "Target", current: "Report", found: "Check") -> "Check":
     from fusionadvisor.report import budget, codec
 
     if found.same and not found.breaches and found.comparison and not found.comparison.notes:
-        return replace(found, notes=(f"{target.path} says the same already and was left as it is.",))
+        return replace(found, notes=(f"{target.path} is up to date and was not changed.",))
     target.write(codec.to_json(budget.baseline(current)))
-    told = tuple(f"{b.what}: {b.limit} → {b.found}." for b in found.breaches if b.origin == "baseline")
+    changes = tuple(f"{b.what}: {b.limit} → {b.found}." for b in found.breaches if b.origin == "baseline")
     return replace(
         found,
         breaches=tuple(b for b in found.breaches if b.origin != "baseline"),
-        notes=(*found.notes, *told, f"{target.path} is the baseline now."),
+        notes=(*found.notes, *changes, f"{target.path} is now the baseline."),
     )
-
-
-def _print(found: "Check", format: TextFormat) -> None:
-    from fusionadvisor.cli.output import printing, write
-    from fusionadvisor.render import gate as rendered
-    from fusionadvisor.report import codec
-
-    if format is TextFormat.json:
-        write(json_text.dumps(codec.to_dict(found), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
-    elif format is TextFormat.markdown:
-        write(rendered.markdown(found))
-    else:
-        with printing() as console:
-            rendered.render(found, console)

@@ -1,7 +1,6 @@
 """A report as text for a terminal: the verdict first, then what it rests on. Works from the report alone."""
 
 import os
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fusionadvisor.render import labels, variants, view
@@ -17,8 +16,6 @@ MAX_WIDTH = 110
 """Lines longer than this are hard to read; wider terminals leave the rest empty."""
 FINDINGS_SHOWN = 7
 """With what else is shown, as many as fit a terminal of 40 lines."""
-NARROW = 60
-"""Cells from which a row of kinds has room for their number."""
 
 
 def render(report: Report, console: "Console", *, verbose: bool = False, top: int = 0) -> None:
@@ -67,8 +64,7 @@ def _headline(sheet: Sheet, seen: View) -> None:
 def _profiled(sheet: Sheet, seen: View, verbose: bool) -> None:
     _headline(sheet, seen)
     sheet.facts(seen.step, verbose=verbose)
-    kinds = seen.kinds if verbose else view.shortened(seen.kinds, seen.report)
-    sheet.table(kinds if sheet.width >= NARROW else _without_counts(kinds))
+    sheet.table(seen.kinds if verbose else view.shortened(seen.kinds, seen.report))
     if seen.ranks:
         _titled(sheet, seen.ranks)
     if seen.findings:
@@ -76,12 +72,6 @@ def _profiled(sheet: Sheet, seen: View, verbose: bool) -> None:
         sheet.table(view.findings_table(seen, None if verbose else FINDINGS_SHOWN), verbose=verbose)
     sheet.gap()
     sheet.facts(seen.checks, verbose=verbose)
-
-
-def _without_counts(kinds: Table) -> Table:
-    """Without the second column."""
-    rows = tuple(replace(row, cells=(row.cells[0], *row.cells[2:])) for row in kinds.rows)
-    return replace(kinds, columns=(kinds.columns[0], *kinds.columns[2:]), rows=rows)
 
 
 def _applied(sheet: Sheet, seen: View, verbose: bool) -> None:

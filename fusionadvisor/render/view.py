@@ -238,7 +238,12 @@ def _kinds(report: Report) -> Table:
     notes = []
     if report.timeline and abs(total - (whole := verdict.of_step(report))) > APART * whole:
         notes.append(f"Shares are of the {word}s' total time, {scale.time(total)}.")
-    columns = (Column("kind"), Column(f"{word}s", number=True), Column("time", number=True), Column("share", True))
+    columns = (
+        Column("kind"),
+        Column(f"{word}s", number=True, spare=1),
+        Column("time", number=True),
+        Column("share", True),
+    )
     return Table(f"Time by kind of {word}", columns, tuple(row for _, _, row in rows), tuple(notes))
 
 

@@ -45,7 +45,7 @@ def test_without_arguments_it_helps(cli: Cli) -> None:
         (("apply",), "Add --strategy"),
         (("apply", "--strategy", ","), "Add --strategy"),
         (("apply", "--strategy", "cudagraphs"), "Did you mean 'cudagraph'?"),
-        (("apply", "--strategy", "cudagraph"), "There is no last profile in this folder."),
+        (("apply", "--strategy", "cudagraph"), "No model has been profiled in this folder."),
     ],
 )
 def test_usage_errors_are_one_sentence_and_exit_2(cli: Cli, arguments: tuple[str, ...], said: str) -> None:
@@ -274,14 +274,14 @@ def test_output_without_room_is_one_sentence(arguments: str, unbuffered: str) ->
     )  # fmt: skip
     assert done.returncode == 2
     assert done.stderr == (
-        "error: The output cannot be written: No space left on device.  Let it go where there is room.\n"
+        "error: The output cannot be written: No space left on device.  Write it to a disk that has room.\n"
     )
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        ("list rules >&-", 2, "error: Standard output is closed.  Let it go to a file, or to /dev/null.\n"),
+        ("list rules >&-", 2, "error: Standard output is closed.  Redirect it to a file or to /dev/null.\n"),
         ("explain FA999 2>&-", 2, ""),
         ("explain FA101 2>&- >/dev/null", 0, ""),
         ("analyze - <&-", 2, "error: standard input is empty."),

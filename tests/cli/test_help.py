@@ -53,7 +53,7 @@ def test_defaults_are_shown(cli: Cli) -> None:
 
 
 def test_the_whole_help_names_the_exit_codes(cli: Cli) -> None:
-    assert "4 a strategy you asked for was refused" in " ".join(cli("--help").out.split())
+    assert "4 a strategy that you asked for was refused" in " ".join(cli("--help").out.split())
 
 
 @pytest.mark.parametrize(
