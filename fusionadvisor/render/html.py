@@ -27,7 +27,6 @@ def compose(report: Report) -> str:
         seen=seen,
         report=report,
         title=plain(seen.subject[0]),
-        tiles=view.tiles(report),
         timeline=timeline.draw(steps, seen.word),
         timeline_data=timeline.data(steps, seen.word) if steps else "",
         roofline=charts.roofline(table, report.environment.copy_gbs or report.environment.peak_gbs),

@@ -64,7 +64,7 @@ def _headline(sheet: Sheet, seen: View) -> None:
 def _profiled(sheet: Sheet, seen: View, verbose: bool) -> None:
     _headline(sheet, seen)
     sheet.facts(seen.step, verbose=verbose)
-    sheet.table(seen.kinds if verbose else view.shortened(seen.kinds, seen.report))
+    sheet.table(seen.kinds if verbose else seen.kinds_in_short)
     if seen.ranks:
         _titled(sheet, seen.ranks)
     if seen.findings:

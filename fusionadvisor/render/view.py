@@ -69,6 +69,7 @@ class View:
     variants: Table | None
     step: tuple[Fact, ...]
     kinds: Table
+    kinds_in_short: Table
     ranks: Table | None
     findings: tuple[FindingView, ...]
     common: tuple[str, ...]
@@ -96,6 +97,7 @@ def of(report: Report) -> View:
         variants=variants.table(report) if report.variants else None,
         step=tuple(_step(report)),
         kinds=_kinds(report),
+        kinds_in_short=_kinds(report, KINDS_SHOWN),
         ranks=_ranks(report) if len(report.ranks) > 1 else None,
         findings=tuple(_finding(report, finding, common) for finding in ranked),
         common=common,
@@ -160,6 +162,8 @@ def _step(report: Report) -> list[Fact]:
         reason = _reason(report)
         word = labels.kernel_word(report)
         items.append(f"{percent(share)} of {word} time unfused" + (f" ({reason})" if reason else ""))
+    if report.fusion.fused_share:
+        items.append(f"{percent(report.fusion.fused_share)} already fused")
     moved = sum(b for b in line.kernels.bytes if b > 0)
     if moved and all(b >= 0 for b in line.kernels.bytes):
         items.append(f"{size_bytes(moved / steps)} moved")
@@ -219,46 +223,32 @@ def drift(report: Report) -> float:
     return both[0] / report.latency.median_ms if both and report.latency else 1.0
 
 
-def _kinds(report: Report) -> Table:
-    """Kernels of each kind in a step, and where something was kept what became of them."""
+def _kinds(report: Report, shown: int | None = None) -> Table:
+    """Kernels of each kind in a step, those after the first ``shown`` together; and what became of them in an apply."""
     before = _of_a_step(report.timeline)
     after = _of_a_step(report.timeline_after, 1 / drift(report)) if report.timeline_after else None
     scale, word = verdict.scale(report), labels.kernel_word(report)
-    total = sum(kind.gpu_us for kind in before.values())
-    none, rows = KindSummary("", 0, 0.0), []
-    for kind in sorted({*before, *(after or ())}):
-        was, now = before.get(kind, none), (after or {}).get(kind, none)
-        counts, time = f"{was.kernels:,}", scale.time(was.gpu_us)
+    total, none, rows = sum(kind.gpu_us for kind in before.values()), KindSummary("", 0, 0.0), []
+    kinds = {
+        kind: (before.get(kind, none), (after or {}).get(kind, none)) for kind in sorted({*before, *(after or ())})
+    }
+    ranked = sorted(kinds.items(), key=lambda item: (-item[1][0].gpu_us, -item[1][1].gpu_us))
+    if shown and len(rest := ranked[shown:]) > 1:
+        sums = [KindSummary("", sum(k[i].kernels for _, k in rest), sum(k[i].gpu_us for _, k in rest)) for i in (0, 1)]
+        ranked[shown:] = [(f"{len(rest)} other kinds", (sums[0], sums[1]))]
+    for kind, (was, now) in ranked:
+        counts, time, share = f"{was.kernels:,}", scale.time(was.gpu_us), was.gpu_us / (total or 1.0)
         if after is not None:
             counts, time = f"{counts} → {now.kernels:,}", f"{time.split()[0]} → {scale.time(now.gpu_us)}"
-        share = was.gpu_us / (total or 1.0)
-        cells = labels.KINDS.get(kind, kind), counts, time, percent(share)
-        rows.append((was.gpu_us, now.gpu_us, Row(cells, share=share, key=kind)))
-    rows.sort(key=lambda row: (-row[0], -row[1]))
+        rows.append(Row((labels.KINDS.get(kind, kind), counts, time, percent(share)), share=share, key=kind))
     notes = []
     if report.timeline and abs(total - (whole := verdict.of_step(report))) > APART * whole:
         notes.append(f"Shares are of the {word}s' total time, {scale.time(total)}.")
     columns = (
-        Column("kind"),
-        Column(f"{word}s", number=True, spare=1),
-        Column("time", number=True),
-        Column("share", True),
-    )
-    return Table(f"Time by kind of {word}", columns, tuple(row for _, _, row in rows), tuple(notes))
-
-
-def shortened(kinds: Table, report: Report) -> Table:
-    """Return the table of kinds with the small ones in one row."""
-    rest = kinds.rows[KINDS_SHOWN:]
-    if len(rest) < 2:
-        return kinds
-    steps, scale = verdict.steps_shown(report), verdict.scale(report)
-    names = {row.key for row in rest}
-    lost = [k for k in report.timeline.by_kind if k.kind in names] if report.timeline else []
-    share = sum(row.share or 0.0 for row in rest)
-    count, time = f"{round(sum(k.kernels for k in lost) / steps):,}", scale.time(sum(k.gpu_us for k in lost) / steps)
-    other = Row((f"{len(rest)} other kinds", count, time, percent(share)), share=share)
-    return Table(kinds.caption, kinds.columns, (*kinds.rows[:KINDS_SHOWN], other), kinds.notes)
+        Column("kind"), Column(f"{word}s", number=True, spare=1), Column("time", number=True),
+        Column("share", number=True),
+    )  # fmt: skip
+    return Table(f"Time by kind of {word}", columns, tuple(rows), tuple(notes))
 
 
 def _of_a_step(line: TimelineSummary | None, scale: float = 1.0) -> dict[str, KindSummary]:
@@ -402,29 +392,3 @@ def next_commands(report: Report) -> tuple[str, ...]:
     offered = verdict.offered(report) if report.command == "profile" and report.workload else ()
     apply = tuple(f"fusion-advisor apply --strategy {strategy}" for strategy in offered[:1])
     return (*apply, f"fusion-advisor explain {ranked[0].rule}")
-
-
-def tiles(report: Report) -> list[tuple[str, str]]:
-    """The figures at the top of a page, each with what it is."""
-    found = []
-    if both := verdict.arms(report):
-        found.append(("before → after", labels.change(*both)))
-    if report.result:
-        low, high = report.result.ci95
-        found.append(("speed-up (95 %)", f"{labels.ratio(report.result.median)} ({low:.2f}–{high:.2f})"))
-        band_low, band_high = report.result.aa_band
-        found.append(("identical copies", f"{band_low:.2f}–{band_high:.2f}"))
-    elif report.latency:
-        found.append(("step (95 %)", labels.interval(report.latency)))
-    elif report.timeline:
-        found.append(("step", verdict.scale(report).time(report.timeline.step_us)))
-    ran = f"{round(verdict.kernels(report) / verdict.steps_shown(report)):,}"
-    runs = f" → {sum(d.kernels for d in report.timeline_after.devices):,}" if report.timeline_after else ""
-    found.append((f"{labels.kernel_word(report)}s per step", ran + runs))
-    if verdict.kernel_us(report):
-        found.append(("unfused", percent(verdict.unfused_share(report))))
-        found.append(("already fused", percent(report.fusion.fused_share)))
-    moved = sum(b for b in report.timeline.kernels.bytes if b > 0) if report.timeline else 0
-    if moved:
-        found.append(("moved per step", size_bytes(moved / verdict.steps_shown(report))))
-    return found
