@@ -14,11 +14,11 @@ from fusionadvisor.report.model import (
     INTERRUPTED,
     Attempt,
     Hunt,
+    Notice,
     Speedup,
     TimelineSummary,
     Timing,
     Verification,
-    Warning,
     Workload,
 )
 from fusionadvisor.strategies.base import Strategy
@@ -51,7 +51,7 @@ class Outcome:
     after: Timing | None = None
     verification: Verification | None = None
     timeline: TimelineSummary | None = None
-    warnings: tuple[Warning, ...] = ()
+    warnings: tuple[Notice, ...] = ()
     files: tuple[str, ...] = ()
     hunt: Hunt | None = None
 
@@ -86,11 +86,11 @@ def attempt(
     """
     chosen = [strategies.get(name, (parameters or {}).get(name)) for name in wanted]
     ordered = sorted(chosen, key=lambda strategy: strategy.order)
-    warnings: list[Warning] = []
+    warnings: list[Notice] = []
     if ordered != chosen:
         order = ", ".join(s.id for s in ordered)
         said = f"Tried in the order {order}, not as given: each has to find what the one before it left."
-        warnings.append(Warning("W-order", said))
+        warnings.append(Notice("W-order", said))
     trying = Trying(workload, Limits(timeout_s, memory_bytes), budget_s, progress, program)
     attempts: list[Attempt] = []
     for strategy in ordered:
@@ -113,10 +113,10 @@ def attempt(
     return trying.outcome(attempts, warnings, save)
 
 
-def stopped(save: Path | None) -> Warning:
+def stopped(save: Path | None) -> Notice:
     """What is said after Ctrl-C."""
     unsaved = f" Nothing was written to {save}." if save is not None else ""
-    return Warning(INTERRUPTED, f"Interrupted: what was tried until then is reported.{unsaved}")
+    return Notice(INTERRUPTED, f"Interrupted: what was tried until then is reported.{unsaved}")
 
 
 @dataclass
@@ -198,12 +198,12 @@ class Trying:
         self.last = self.alone[0]
         return attempts
 
-    def outcome(self, attempts: list[Attempt], warnings: list[Warning], save: Path | None) -> Outcome:
+    def outcome(self, attempts: list[Attempt], warnings: list[Notice], save: Path | None) -> Outcome:
         """Verify and measure the kept steps together, and save them."""
-        warnings = [*(Warning("W10", said) for said in catalog.refused_strategies()), *warnings]
+        warnings = [*(Notice("W10", said) for said in catalog.refused_strategies()), *warnings]
         if self.program is not None:
             live = "A live model is not isolated: a crash would have ended this process too."
-            warnings = [*warnings, Warning("W-live", live)]
+            warnings = [*warnings, Notice("W-live", live)]
         if len(self.steps) > 1 and not self.confirmed:
             attempts = self._together(attempts)
         if len(self.steps) == 1 and not self.confirmed:
@@ -225,17 +225,17 @@ def _reason(done: Done) -> str:
 
 def _save(
     workload: Workload, steps: list[Step], last: Done, folder: Path, do: Callable[[Job], Ended]
-) -> tuple[tuple[str, ...], list[Warning]]:
+) -> tuple[tuple[str, ...], list[Notice]]:
     """Have one process write the recipe and its artefacts, and another load and verify them; else they do not stay."""
     written = do(Job(workload, tuple(steps), save=str(folder), speedup=last.speedup, verification=last.verification))
     loaded = do(Job(workload, recipe=str(folder / recipe.FILE))) if written.done.files else written
     verification = loaded.done.verification
     if verification is not None and verification.verdict == "agrees":
-        return written.done.files, [Warning("W-recipe", said) for said in (written.done.missing,) if said]
+        return written.done.files, [Notice("W-recipe", said) for said in (written.done.missing,) if said]
     for name in written.done.files:
         Path(name).unlink(missing_ok=True)
     reason = loaded.reason or loaded.done.failure or _reason(loaded.done)
-    return (), [Warning("W-recipe", f"The recipe did not hold in a fresh process and was not kept: {reason}")]
+    return (), [Notice("W-recipe", f"The recipe did not hold in a fresh process and was not kept: {reason}")]
 
 
 def made_of(strategy: Strategy, ended: Ended) -> Attempt:

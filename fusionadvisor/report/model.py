@@ -366,7 +366,7 @@ class NotApplicable:
 
 
 @dataclass(frozen=True, slots=True)
-class Warning:
+class Notice:
     """Something the reader must know before trusting a number."""
 
     code: str
@@ -546,7 +546,7 @@ class Report:
     """The kept attempts together. Its median drifts with the machine: the original's over ``result`` does not."""
     passed: tuple[Passed, ...] = ()
     not_applicable: tuple[NotApplicable, ...] = ()
-    warnings: tuple[Warning, ...] = ()
+    warnings: tuple[Notice, ...] = ()
     files: tuple[str, ...] = ()
     """Files this run wrote."""
     variants: tuple["Report", ...] = ()

@@ -18,11 +18,11 @@ from fusionadvisor.report.model import (
     LaunchBound,
     NearMiss,
     NotApplicable,
+    Notice,
     Passed,
     Range,
     Saving,
     Source,
-    Warning,
 )
 from fusionadvisor.rules.base import Candidate, Looked, Mean, Rule, source
 
@@ -43,7 +43,7 @@ class Advice:
     near_misses: tuple[NearMiss, ...] = ()
     passed: tuple[Passed, ...] = ()
     not_applicable: tuple[NotApplicable, ...] = ()
-    warnings: tuple[Warning, ...] = ()
+    warnings: tuple[Notice, ...] = ()
     fusion: Fusion = field(default_factory=Fusion)
     group_of_kernel: "npt.NDArray[np.int64] | None" = None
     bytes_of_kernel: "npt.NDArray[np.int64] | None" = None
@@ -54,10 +54,10 @@ def rules() -> tuple[Rule, ...]:
     return _loaded()[0]
 
 
-def _loaded() -> tuple[tuple[Rule, ...], list[Warning]]:
+def _loaded() -> tuple[tuple[Rule, ...], list[Notice]]:
     """Load the rules. One of another package that cannot be costs a warning."""
     found: list[Rule] = []
-    warnings = [Warning("W10", said) for said in catalog.refused_rules()]
+    warnings = [Notice("W10", said) for said in catalog.refused_rules()]
     for entry in catalog.rules():
         module, name = entry.home.split(":")
         try:
@@ -78,8 +78,8 @@ def _loaded() -> tuple[tuple[Rule, ...], list[Warning]]:
     return tuple(found), warnings
 
 
-def _left_out(entry: catalog.Entry, why: str) -> Warning:
-    return Warning("W10", f"Rule {entry.id} of {entry.package} {why}.")
+def _left_out(entry: catalog.Entry, why: str) -> Notice:
+    return Notice("W10", f"Rule {entry.id} of {entry.package} {why}.")
 
 
 def run(facts: Facts, among: Iterable[Rule] | None = None) -> Advice:
@@ -88,14 +88,14 @@ def run(facts: Facts, among: Iterable[Rule] | None = None) -> Advice:
     misses: list[NearMiss] = []
     passed: list[Passed] = []
     skipped: list[NotApplicable] = []
-    warnings: list[Warning] = []
+    warnings: list[Notice] = []
     if among is None:
         among, warnings = _loaded()
     for rule in among:
         try:
             looked = rule.look(facts)
         except Exception as error:  # noqa: BLE001 - one broken rule must not cost the others' findings
-            warnings.append(Warning("W10", f"Rule {rule.id} failed and was left out: {type(error).__name__}: {error}"))
+            warnings.append(Notice("W10", f"Rule {rule.id} failed and was left out: {type(error).__name__}: {error}"))
             continue
         misses.extend(looked.near_misses)
         proposals.extend(_Proposal(rule, c) for c in _honest(rule, looked, facts))
@@ -122,7 +122,7 @@ class _Proposal:
     winners: list["_Proposal"] = field(default_factory=list)
 
 
-def _unjudged(facts: Facts) -> list[Warning]:
+def _unjudged(facts: Facts) -> list[Notice]:
     """Say how much of the recording no rule could look at."""
     kernels = facts.timeline.kernels
     apart = (kernels["op_id"].to_numpy() < 0) & (kernels["graph_id"].to_numpy() < 0)
@@ -132,7 +132,7 @@ def _unjudged(facts: Facts) -> list[Warning]:
     share = us / (float(kernels["dur_ns"].sum()) / 1e3 or 1.0)
     count = units.plural(int(apart.sum()), "kernel")
     return [
-        Warning(
+        Notice(
             "W11",
             f"{count} ({units.time_us(us)}, {units.percent(share)} of kernel time) could not be linked to an op: "
             "they are counted in the totals, and no finding covers them.",

@@ -14,7 +14,7 @@ from fusionadvisor.cli import app
 from fusionadvisor.errors import EnvironmentUnfitError
 from fusionadvisor.render.markdown import MARK
 from fusionadvisor.report import codec
-from fusionadvisor.report.model import Warning
+from fusionadvisor.report.model import Notice
 from tests.cli.conftest import Advisor, Cli
 from tests.render.samples import APPLY, CPU_PROFILE, NOT_TRIED, REFUSED
 
@@ -89,7 +89,7 @@ def test_interruption_exits_130(cli: Cli, advisor: Advisor, monkeypatch: pytest.
 
 
 def test_json_on_stdout_is_pure(cli: Cli, advisor: Advisor) -> None:
-    advisor.report = replace(CPU_PROFILE, warnings=(Warning("W01", "Mind\x1b[2J this."),))
+    advisor.report = replace(CPU_PROFILE, warnings=(Notice("W01", "Mind\x1b[2J this."),))
     ran = cli("profile", "x.py", "--format", "json")
     assert codec.from_json(ran.out) == advisor.report
     assert "what the user's own code prints\n" in ran.err

@@ -15,6 +15,7 @@ from fusionadvisor.report.model import (
     LaunchBound,
     NearMiss,
     NotApplicable,
+    Notice,
     Passed,
     Range,
     Refusal,
@@ -28,7 +29,6 @@ from fusionadvisor.report.model import (
     Timing,
     Tool,
     Verification,
-    Warning,
     Workload,
 )
 
@@ -92,7 +92,7 @@ PROFILE = Report(
     not_applicable=(NotApplicable("FA107", "the model has no attention"),),
 )  # fmt: skip
 
-LOUD = Warning("W01", "Two threads share this machine with other work: intervals are wide.")
+LOUD = Notice("W01", "Two threads share this machine with other work: intervals are wide.")
 CPU_PROFILE = replace(
     PROFILE,
     environment=CPU,
@@ -180,7 +180,7 @@ REFUSED = replace(
 PREDICTED = replace(
     PROFILE, environment=CPU, latency=None,
     timeline=replace(PROFILE.timeline, basis="predicted", steps=1, step_us=541.8) if PROFILE.timeline else None,
-    warnings=(Warning("W40", "60 % of the predicted time is not calibrated: rely on kernels and bytes."),),
+    warnings=(Notice("W40", "60 % of the predicted time is not calibrated: rely on kernels and bytes."),),
 )  # fmt: skip
 EMPTY = Report(tool=TOOL, created=CREATED, command="analyze", source="empty.json",
                timeline=TimelineSummary(basis="recorded"))  # fmt: skip
