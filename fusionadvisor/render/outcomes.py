@@ -58,6 +58,8 @@ def tried(report: Report) -> Tried:
     for number, attempt in enumerate(report.attempts, 1):
         untimed = report.hunt is not None and attempt.before is None and attempt.outcome not in FAILED
         (left if untimed else shown).append((number, attempt))
+    late = tuple(name.partition(" on ")[0] for name in report.hunt.unreached) if report.hunt else ()
+    left = [(number, attempt) for number, attempt in left if attempt.name not in late]
     rows = tuple(_row(report, number, attempt) for number, attempt in shown)
     word = f"{labels.kernel_word(report)}s"
     columns = (

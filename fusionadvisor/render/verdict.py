@@ -140,6 +140,8 @@ def of_attempts(report: Report) -> str:
         return f"{labels.ratio(gain)} faster" if gain > 1 else f"{labels.ratio(1 / gain)} slower"
     if len(report.attempts) > 1 and any(a.before for a in report.attempts):
         return "Nothing was changed: no proven gain"
+    if report.hunt:
+        return "Nothing was changed: no strategy was measured"
     worst = next((a for a in report.attempts if labels.failed(a)), report.attempts[-1])
     return f"Nothing was changed: {worst.strategy} {labels.ENDED[worst.outcome]}"
 

@@ -402,3 +402,13 @@ def test_top_kernels_are_listed_on_demand() -> None:
     assert ["cudnn::conv", "aten::a", "1", "41.0", "µs", "41.0", "µs", "53", "%"] in lines  # 41 of 78 µs
     assert not [line for line in lines if "bn_fw" in line]
     assert "Top kernels" not in text(PROFILE)
+
+
+def test_what_a_search_did_not_reach_is_not_called_not_applicable() -> None:
+    late = Attempt("compile", "not_tried", reason="The time was over.")
+    refused = Attempt("sdpa", "refused", reason="No attention ran.")
+    hunt = Hunt("latency", 25.0, 16.0, ("compile on the original",))
+    said = " ".join(text(replace(APPLY, attempts=(late, refused), result=None, hunt=hunt)).split())
+    assert "Nothing was changed: no strategy was measured" in said
+    assert "Not applicable: sdpa (--verbose for reasons)" in said
+    assert "not reached in that time: compile on the original" in said
