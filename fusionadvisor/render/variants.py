@@ -37,9 +37,10 @@ def table(report: Report) -> Table:
         Column(f"per {_sample(report)}", number=True), Column("launch-bound"), Column("top finding", wraps=True),
     )  # fmt: skip
     rows = [
-        Row((name, steps.time(verdict.of_step(one)), f"{verdict.step_kernels(one):,}", share.time(per), launch_bound(one), _top(one)))
+        Row((name, steps.time(verdict.of_step(one)), f"{verdict.step_kernels(one):,}", share.time(per),
+             launch_bound(one), _top(one)))
         for name, one, per in zip(names(report), reports, shares, strict=True)
-    ]
+    ]  # fmt: skip
     return Table("Side by side", columns, tuple(rows), tuple(notes(report)))
 
 

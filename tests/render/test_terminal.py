@@ -11,14 +11,17 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from fusionadvisor.catalog import STRATEGIES
-from fusionadvisor.render import html, labels, markdown, terminal, verdict
+from fusionadvisor.render import html, labels, markdown, terminal, verdict, view
 from fusionadvisor.render.terminal import compose, render
 from fusionadvisor.render.view import next_commands
 from fusionadvisor.report.model import (
+    OUTSIDE,
     Attempt,
     Hunt,
     KernelCount,
+    KindSummary,
     NearMiss,
+    Notice,
     Passed,
     Refusal,
     Report,
@@ -356,6 +359,37 @@ def test_columns_of_large_counts_do_not_run_together(width: int, ascii_only: boo
     counts = re.search(r"\s103345 (→|->) 103343\s", row)
     assert bool(counts) == ("kernels" in head) == (width >= 80)
     assert ("1100 of 1200" in row) == ("sites" in head) == (width == 100)
+
+
+def test_the_headline_begins_with_what_the_report_cannot_say() -> None:
+    outside = Notice(OUTSIDE, "9.0 ms of the step's 12.3 ms pass outside PyTorch's ops.")
+    printed = text(replace(PROFILE, warnings=(outside,)))
+    assert verdict.headline(replace(PROFILE, warnings=(outside,))) == outside.message
+    assert " ".join(printed.split()).count(outside.message) == 1  # not a warning besides
+    unseen = "99 % of kernel time is replayed from graphs."
+    hidden = replace(PROFILE, fusion=replace(PROFILE.fusion, not_examined=unseen))
+    assert verdict.headline(hidden) == f"Not examined: {unseen}"
+
+
+@pytest.mark.parametrize(("share", "said"), [(0.6, True), (0.5, False), (None, False)])
+def test_a_gpu_that_is_idle_for_most_of_the_step_is_the_headline(share: float | None, said: bool) -> None:
+    fusion = replace(PROFILE.fusion, launch_bound=replace(PROFILE.fusion.launch_bound, idle_share=share))
+    idle = replace(PROFILE, fusion=fusion)
+    first = "The GPU is idle for 60 % of the step: 277 µs of 462 µs"
+    assert verdict.headline(idle) == (f"{first}. " if said else "") + verdict.headline(PROFILE)
+    assert verdict.headline(replace(idle, findings=())) == (
+        first if said else verdict.headline(replace(PROFILE, findings=()))
+    )
+
+
+def test_what_ran_outside_all_steps_is_in_no_step() -> None:
+    line = PROFILE.timeline
+    assert line is not None
+    kinds = (KindSummary("gemm", 50, 4000.0, 3.0, 200.0), KindSummary("copy", 50, 900.0))
+    line = replace(line, by_kind=kinds, step_kernels=3.0, step_kernel_us=200.0, busy_us=115.5)
+    seen = view.of(replace(PROFILE, timeline=line, latency=Timing(0.462, (0.461, 0.463))))
+    assert [(row.key, *row.cells[1:3]) for row in seen.kinds.rows] == [("gemm", "3", "200.0 µs")]
+    assert {"GPU busy 25 %", "3 kernels"} <= set(seen.step[0].items)
 
 
 def test_a_verdict_on_little_of_the_time_says_so() -> None:
