@@ -13,11 +13,11 @@ from fusionadvisor.interrupts import held
 from fusionadvisor.report.model import (
     INTERRUPTED,
     Environment,
+    Notice,
     Prediction,
     RankSummary,
     Report,
     Tool,
-    Warning,
     Workload,
 )
 
@@ -58,7 +58,7 @@ def analyze(source: str | Path | Sequence[str | Path], *, progress: Progress | N
     say = progress or _silent
     say("reading the trace")
     ranks: tuple[RankSummary, ...] = ()
-    warnings: tuple[Warning, ...] = ()
+    warnings: tuple[Notice, ...] = ()
     if isinstance(source, str | Path) and not several(source):
         try:
             timeline = trace.load(source, stand_ins=True)
@@ -75,7 +75,7 @@ def analyze(source: str | Path | Sequence[str | Path], *, progress: Progress | N
     )
 
 
-def _advised(command: str, facts: "Facts", environment: Environment, warnings: tuple[Warning, ...]) -> Report:
+def _advised(command: str, facts: "Facts", environment: Environment, warnings: tuple[Notice, ...]) -> Report:
     """What the rules say of a timeline, as a report."""
     from fusionadvisor.rules.engine import run
 
@@ -83,7 +83,7 @@ def _advised(command: str, facts: "Facts", environment: Environment, warnings: t
 
 
 def _reported(
-    command: str, facts: "Facts", advice: "Advice", environment: Environment, warnings: tuple[Warning, ...]
+    command: str, facts: "Facts", advice: "Advice", environment: Environment, warnings: tuple[Notice, ...]
 ) -> Report:
     from fusionadvisor.analysis.summary import summarise
 
@@ -105,7 +105,7 @@ def _reported(
 
 def _of_job(
     source: str | Path | Sequence[str | Path],
-) -> "tuple[Timeline, tuple[RankSummary, ...], tuple[Warning, ...]]":
+) -> "tuple[Timeline, tuple[RankSummary, ...], tuple[Notice, ...]]":
     """Read all ranks; return the timeline of the one to report on, and a summary of each."""
     from fusionadvisor.trace.ranks import load_ranks
 
@@ -119,7 +119,7 @@ def _of_job(
     if windows > 1:
         said.append(f"Rank {chosen} was recorded in {windows} windows; what follows is on the first of them.")
     said += [f"Left out: {reason}" for reason in job.skipped]
-    return job.timeline(chosen), summaries, tuple(Warning("W-ranks", sentence) for sentence in said)
+    return job.timeline(chosen), summaries, tuple(Notice("W-ranks", sentence) for sentence in said)
 
 
 def _recorded_on(timeline: "Timeline") -> Environment:
@@ -209,7 +209,7 @@ def profile(
 
 
 def _interrupted(report: Report, left_out: str) -> Report:
-    return replace(report, warnings=(*report.warnings, Warning(INTERRUPTED, f"Interrupted: {left_out}.")))
+    return replace(report, warnings=(*report.warnings, Notice(INTERRUPTED, f"Interrupted: {left_out}.")))
 
 
 def _predicted_each(asked: Sequence[Workload], gpu: str, say: Progress) -> Iterator[Report]:
@@ -238,7 +238,7 @@ def _with_prediction(report: Report, workload: Workload, gpu: str, say: Progress
     try:
         return replace(report, predicted=predict_workload(workload, gpu, as_here=True, progress=say).predicted)
     except InputError as error:
-        said = Warning("W-predict", f"Not predicted for {gpu}: {error.what}")
+        said = Notice("W-predict", f"Not predicted for {gpu}: {error.what}")
         return replace(report, warnings=(*report.warnings, said))
     except KeyboardInterrupt:
         return _interrupted(report, f"not predicted for {gpu}")

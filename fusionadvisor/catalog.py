@@ -45,6 +45,10 @@ class Entry:
     passed: str = ""
     timed: bool = False
     package: str = ""
+    concerns: str = ""
+    """What a rule is about, where that decides what a report says: ``launches``, ``syncs``, or ``transfers``."""
+    needs_cuda: bool = False
+    """True for a strategy that can do nothing without a CUDA device."""
 
     @property
     def url(self) -> str:
@@ -64,7 +68,8 @@ STRATEGIES: tuple[Entry, ...] = (
     Entry("torchscript", "Script or trace, then freeze", "fusionadvisor.strategies.torchscript:TorchScript"),
     Entry("optimizer", "Update all parameters in one kernel", "fusionadvisor.strategies.optimizer:FusedOptimizer"),
     Entry("compile", "Compile the model or its blocks", "fusionadvisor.strategies.compile:Compile"),
-    Entry("cudagraph", "Capture the step once, replay it", "fusionadvisor.strategies.cudagraph:CudaGraph"),
+    Entry("cudagraph", "Capture the step once, replay it", "fusionadvisor.strategies.cudagraph:CudaGraph",
+          needs_cuda=True),
 )  # fmt: skip
 
 SEARCH = Entry("auto", "Search for the best combination", "fusionadvisor.evaluate.auto:Search")
@@ -102,8 +107,9 @@ _RULES: tuple[Entry, ...] = (
     Entry("FA204", "Update all parameters in one kernel", "fusionadvisor.rules.training:ForLoopOptimizer",
           ("optimizer",), "optimizer is fused"),
     Entry("FA301", "Replay the step as a graph", "fusionadvisor.rules.launch:LaunchBound",
-          ("cudagraph", "compile"), "not launch-bound", timed=True),
-    Entry("FA302", "Keep the CPU from waiting", "fusionadvisor.rules.launch:HotSync", (), "no op waits for a value"),
+          ("cudagraph", "compile"), "not launch-bound", timed=True, concerns="launches"),
+    Entry("FA302", "Keep the CPU from waiting", "fusionadvisor.rules.launch:HotSync", (), "no op waits for a value",
+          concerns="syncs"),
     Entry("FA303", "Fuse the storm of tiny kernels", "fusionadvisor.rules.launch:TinyKernelStorm",
           ("cudagraph", "compile"), "no tiny-kernel storms", timed=True),
     Entry("FA304", "Keep the compiled model compiled", "fusionadvisor.rules.launch:FallenBack",
@@ -115,7 +121,8 @@ _RULES: tuple[Entry, ...] = (
     Entry("FA403", "Avoid the copy", "fusionadvisor.rules.memory:RedundantCopy", ("compile",), "no copies to avoid"),
     Entry("FA404", "Pad the GEMM to a multiple of 8", "fusionadvisor.rules.memory:MisalignedGemm",
           (), "GEMMs aligned"),
-    Entry("FA405", "Pin the host memory", "fusionadvisor.rules.memory:PageableCopy", (), "no pageable copies"),
+    Entry("FA405", "Pin the host memory", "fusionadvisor.rules.memory:PageableCopy", (), "no pageable copies",
+          concerns="transfers"),
     Entry("FA406", "Concatenate once", "fusionadvisor.rules.memory:GrowingCat", (), "nothing grows by concatenation"),
 )  # fmt: skip
 
@@ -175,6 +182,11 @@ def url(identifier: str) -> str:
         return ""
 
 
+def concerns(rule: str, *topics: str) -> bool:
+    """Whether a rule is about one of these topics; False for a rule that is not known here."""
+    return any(entry.id == rule and entry.concerns in topics for entry in rules())
+
+
 def page(identifier: str) -> str:
     """Return the docstring of a rule or strategy, read from its source without importing it.
 
@@ -221,11 +233,11 @@ def _plugins(group: str, path: tuple[str, ...]) -> _Plugins:
         title = inspect.cleandoc((written and ast.get_docstring(written)) or point.name).splitlines()[0].rstrip(".")
         said = dict(_literals(written)) if written else {}
         if group == STRATEGIES_GROUP:
-            found[point.name] = Entry(point.name, title, home, package=of)
+            found[point.name] = Entry(point.name, title, home, package=of, needs_cuda=said.get("needs_cuda") is True)
         else:
             found[point.name] = Entry(
                 point.name, title, home, tuple(said.get("remedies", ())), said.get("passed") or f"{point.name} passed",
-                said.get("timed") is True, of,
+                said.get("timed") is True, of, said.get("concerns") or "",
             )  # fmt: skip
     return _Plugins(tuple(found.values()), tuple(refused))
 

@@ -17,8 +17,8 @@ from fusionadvisor.files import put_in_place, sha256, write_atomically
 from fusionadvisor.report.codec import from_dict, to_dict
 from fusionadvisor.report.model import Mode, TensorSpec
 from fusionadvisor.strategies import passfile
-from fusionadvisor.strategies.legality import observe
 from fusionadvisor.strategies.base import Call, Plan, Site, Subject
+from fusionadvisor.strategies.legality import observe
 from fusionadvisor.strategies.modules import class_name, described, hooked
 from fusionadvisor.workload.copies import duplicate
 

@@ -92,7 +92,7 @@ def test_the_gate_passes_an_innocent_change_and_fails_a_split_norm(step: Step, t
     assert step("Profile").returncode == 0
     passed = step("Check")
     assert passed.returncode == 0, passed.stdout + passed.stderr
-    assert "Passed: the step is the baseline's, kernel for kernel" in passed.stdout
+    assert "Passed: the step has the baseline's kernels, in the same order" in passed.stdout
     assert canonical(codec.read(report)) == canonical(first)
 
     (tmp_path / "model.py").write_text(split)
@@ -100,8 +100,8 @@ def test_the_gate_passes_an_innocent_change_and_fails_a_split_norm(step: Step, t
     failed = step("Check")
     assert failed.returncode == 1
     assert failed.stderr.startswith(
-        "error: kernels: 42, has to be at most 32: attention_norm model.py:17; mlp_norm model.py:17"
+        "error: kernels: 42, must be at most 32: attention_norm model.py:17; mlp_norm model.py:17"
     )
     assert re.search(r"attention_norm +model\.py:1[78]", failed.stdout)
     assert "aten::rsqrt" in failed.stdout
-    assert "do not hold" in (tmp_path / "summary.md").read_text(encoding="utf-8")
+    assert "limits violated" in (tmp_path / "summary.md").read_text(encoding="utf-8")

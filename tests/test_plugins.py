@@ -155,7 +155,7 @@ class Skips(Rule):
 @pytest.mark.parametrize(
     ("condition", "code", "said"),
     [
-        ("XX1", 1, "--fail-on: findings.XX1: 1, has to be at most 0"),  # though another finding has its kernels
+        ("XX1", 1, "--fail-on: findings.XX1: 1, must be at most 0"),  # though another finding has its kernels
         ("XX2", 2, "'XX2' cannot be judged: Rule XX2 failed and was left out: KeyError: 'oops'.  Let the rule run"),
         ("findings.XX2>0", 2, "'findings.XX2>0' cannot be judged: Rule XX2 failed"),
         ("XX3", 0, ""),

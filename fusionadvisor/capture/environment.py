@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 
 from fusionadvisor.capture.profiler import Profiler
+from fusionadvisor.medians import median_ci
 from fusionadvisor.report.model import Environment
-from fusionadvisor.statistics import median_ci
 
 COPY_BYTES = 256 << 20
 """Large enough that a copy is no cache effect on any GPU (the largest L2 is 126 MB, on B200)."""

@@ -21,8 +21,8 @@ from fusionadvisor.errors import EnvironmentUnfitError
 from fusionadvisor.flow.graph import FlowGraph
 from fusionadvisor.flow.record import record
 from fusionadvisor.interrupts import held
-from fusionadvisor.report.model import INTERRUPTED, Timing, Warning
-from fusionadvisor.statistics import median_ci
+from fusionadvisor.medians import median_ci
+from fusionadvisor.report.model import INTERRUPTED, Notice, Timing
 from fusionadvisor.trace import load
 from fusionadvisor.trace.timeline import Timeline
 from fusionadvisor.units import plural
@@ -47,7 +47,7 @@ class Captured:
     timeline: Timeline
     flow: FlowGraph
     latency: Timing | None
-    warnings: tuple[Warning, ...] = ()
+    warnings: tuple[Notice, ...] = ()
     hooked: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -201,9 +201,9 @@ def _timing(taken: list[float], program: Program) -> Timing:
     return Timing(middle, (low, high), tuple(taken), peak)
 
 
-def _cut_short(steps: int, wanted: int, samples: int) -> Warning:
+def _cut_short(steps: int, wanted: int, samples: int) -> Notice:
     timed = f"the step was timed {plural(samples, 'time')}" if samples else "the step was not timed by itself"
-    return Warning(INTERRUPTED, f"Interrupted: {steps} of {plural(wanted, 'step')} profiled, and {timed}.")
+    return Notice(INTERRUPTED, f"Interrupted: {steps} of {plural(wanted, 'step')} profiled, and {timed}.")
 
 
 def on_one_clock(timeline: Timeline, latency: Timing | None) -> Timeline:
@@ -232,12 +232,12 @@ def _steadied(timeline: Timeline) -> Timeline:
     return replace(timeline, kernels=timeline.kernels.assign(dur_ns=durations))
 
 
-def unlinked(count: int, kernels: int) -> tuple[Warning, ...]:
+def unlinked(count: int, kernels: int) -> tuple[Notice, ...]:
     """Say how many kernels could not be linked to the model, if any."""
     if not count:
         return ()
     return (
-        Warning(
+        Notice(
             "W21",
             f"{count} of {kernels} kernels are not linked to the model: their ops could not be matched in order with "
             "those of the step whose data flow was recorded. Their modules and lines are not known, and no finding "
@@ -246,13 +246,13 @@ def unlinked(count: int, kernels: int) -> tuple[Warning, ...]:
     )
 
 
-def _noise(program: Program) -> tuple[Warning, ...]:
+def _noise(program: Program) -> tuple[Notice, ...]:
     """On shared CPU cores OpenMP threads that spin while waiting make latencies vary several times."""
     on_cpu = torch.device(program.workload.device).type == "cpu"
     if not on_cpu or torch.get_num_threads() == 1 or os.environ.get("OMP_WAIT_POLICY", "").upper() == "PASSIVE":
         return ()
     return (
-        Warning(
+        Notice(
             "W22",
             f"CPU latency was taken with {torch.get_num_threads()} threads that spin while they wait; set "
             "OMP_WAIT_POLICY=PASSIVE for steadier figures on shared cores.",

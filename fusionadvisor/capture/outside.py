@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from fusionadvisor.flow.frames import is_user_file
-from fusionadvisor.report.model import OUTSIDE, Timing, Warning
+from fusionadvisor.report.model import OUTSIDE, Notice, Timing
 from fusionadvisor.trace.timeline import Timeline
 from fusionadvisor.units import percent, time_us
 
@@ -17,7 +17,7 @@ WORTH_US = 5000.0
 EVERY_S = 0.005
 
 
-def outside_ops(timeline: Timeline, latency: Timing | None, run: Callable[[], object]) -> tuple[Warning, ...]:
+def outside_ops(timeline: Timeline, latency: Timing | None, run: Callable[[], object]) -> tuple[Notice, ...]:
     """Say how much of a step on the CPU passes outside all ops, and on which line most of that, where it is the most.
 
     Runs the step once more to see where it is, if there is something to see.
@@ -31,7 +31,7 @@ def outside_ops(timeline: Timeline, latency: Timing | None, run: Callable[[], ob
     line, share = busiest_line(run)
     where = f", most of it at {line}" if line and share >= MOST else ""
     return (
-        Warning(
+        Notice(
             OUTSIDE,
             f"{time_us(rest)} of the step's {time_us(whole)} ({percent(rest / whole)}) pass outside PyTorch's ops, in "
             f"Python or waiting{where}. Fusing ops cannot shorten that.",

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from fusionadvisor.capture.predicted.gpus import DEFAULT, Silicon, named, predictable
 from fusionadvisor.errors import FusionAdvisorError, InputError
-from fusionadvisor.report.model import Mode, Range, TensorSpec, Warning, Workload, spelled
+from fusionadvisor.report.model import Mode, Notice, Range, TensorSpec, Workload, spelled
 
 if TYPE_CHECKING:
     from torch import nn
@@ -51,7 +51,7 @@ class Predicted:
 
     timeline: "Timeline"
     flow: "FlowGraph"
-    warnings: tuple[Warning, ...]
+    warnings: tuple[Notice, ...]
     inputs: tuple[TensorSpec, ...]
     kernel_us: Range
     uncalibrated_share: float
@@ -124,7 +124,7 @@ def assembled(source: "Workload | Factory", found: "Stream", gpu: Silicon) -> Pr
     )
 
 
-def _warnings(source: "Workload | Factory", found: "Stream", gpu: Silicon, uncalibrated: float) -> list[Warning]:
+def _warnings(source: "Workload | Factory", found: "Stream", gpu: Silicon, uncalibrated: float) -> list[Notice]:
     said: list[str] = []
     if found.fallback:
         said.append(
@@ -145,7 +145,7 @@ def _warnings(source: "Workload | Factory", found: "Stream", gpu: Silicon, uncal
             f"{100 * uncalibrated:.0f} % of the predicted time is not calibrated (convolutions, attention, softmax, "
             "float32 products, GPUs other than the H100 SXM): rely on kernels, groups and bytes there."
         )
-    return [Warning("W40", sentence) for sentence in said]
+    return [Notice("W40", sentence) for sentence in said]
 
 
 # -- the child --------------------------------------------------------------------------------------------------

@@ -26,8 +26,8 @@ from fusionadvisor.errors import InputError
 from fusionadvisor.flow.graph import FlowGraph
 from fusionadvisor.flow.record import Recording
 from fusionadvisor.interrupts import held
-from fusionadvisor.report.model import INTERRUPTED, Mode, Timing, Warning, Workload
-from fusionadvisor.statistics import median_ci
+from fusionadvisor.medians import median_ci
+from fusionadvisor.report.model import INTERRUPTED, Mode, Notice, Timing, Workload
 from fusionadvisor.trace import load
 from fusionadvisor.trace.timeline import Timeline
 from fusionadvisor.workload.usercode import shown, user_code
@@ -47,7 +47,7 @@ class Watched:
     latency: Timing | None
     workload: Workload
     exit_code: int
-    warnings: tuple[Warning, ...] = ()
+    warnings: tuple[Notice, ...] = ()
 
 
 class _Stop(BaseException):
@@ -89,12 +89,12 @@ def watch_script(
             timeline = watch.timeline()
             if trace is not None:
                 watch.keep_trace(trace)
-            said: tuple[Warning, ...] = ()
+            said: tuple[Notice, ...] = ()
             if watch.flow is not None:
                 aligned = align(timeline, watch.flow)
                 timeline, said = aligned.timeline, unlinked(aligned.unlinked, aligned.kernels)
     if watch.interrupted or pressed:
-        said = (*said, Warning(INTERRUPTED, watch.ended()))
+        said = (*said, Notice(INTERRUPTED, watch.ended()))
     workload = Workload(
         target=str(script.resolve()), entry_kind="script", model=watch.model_name, mode=watch.mode,
         device="cuda" if torch.cuda.is_available() else "cpu", assumed=watch.assumed(),

@@ -59,9 +59,11 @@ def fusion_advisor(
     version: Annotated[
         bool, typer.Option("--version", metavar="", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", metavar="", help="Show tracebacks; may stand anywhere.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", metavar="", help="Show tracebacks; allowed at any position.")
+    ] = False,
 ) -> None:
-    """Find unfused GPU kernels in a PyTorch model or trace, fuse what can be fused, prove it right and faster."""
+    """Find unfused GPU kernels in a PyTorch model or trace, fuse what can be fused, verify and measure it."""
 
 
 _COMMANDS: tuple[tuple[str, Callable[..., int]], ...] = (
@@ -86,7 +88,7 @@ def run(argv: Sequence[str] | None = None) -> int:
     if sys.stdin is None:
         sys.stdin = open(os.devnull)  # noqa: SIM115
     if sys.stdout is None:
-        return _tell(InputError("Standard output is closed.", "Let it go to a file, or to /dev/null."))
+        return _tell(InputError("Standard output is closed.", "Redirect it to a file or to /dev/null."))
     _tolerate(sys.stdout, sys.stderr)
     arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     debug = "--debug" in arguments
@@ -130,7 +132,7 @@ def _command(arguments: list[str]) -> int:
     defaults = {} if asks else settings.load(Path.cwd()).defaults(options)
     code = command.main(arguments, prog_name="fusion-advisor", standalone_mode=False, default_map=defaults)
     if code and {*_COMPLETION} & {*arguments}:
-        raise EnvironmentUnfitError("Which shell this is could not be told.", "Start it from bash, zsh or fish.")
+        raise EnvironmentUnfitError("The shell could not be recognised.", "Start it from bash, zsh or fish.")
     return cast(int, code or 0)
 
 

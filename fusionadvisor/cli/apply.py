@@ -4,38 +4,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fusionadvisor.cli import completion
-from fusionadvisor.cli.options import (
-    HOW,
-    OUT,
-    AccumulateOption,
-    AmpOption,
-    BatchOption,
-    CsvOption,
-    DeviceOption,
-    EntryOption,
-    FailOption,
-    ForceOption,
-    Format,
-    FormatOption,
-    HtmlOption,
-    InputOption,
-    JsonOption,
-    MarkdownOption,
-    ModelArgOption,
-    ModelOption,
-    PerfettoOption,
-    SarifOption,
-    SeedOption,
-    TrainOption,
-    TrustOption,
-)
+from fusionadvisor.cli.options import Outputs, Workloads, grouped, how_option, out_option
 
 if TYPE_CHECKING:
     from fusionadvisor.report.model import Report
@@ -43,9 +18,6 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
-
-
-_how = partial(typer.Option, rich_help_panel=HOW)
 
 
 class Goal(StrEnum):
@@ -56,84 +28,67 @@ class Goal(StrEnum):
     memory = "memory"
 
 
+@grouped
 def apply(
+    workloads: Workloads,
     target: Annotated[
-        str | None, typer.Argument(metavar="TARGET", help="As for profile; default: the last profile of this folder.")
+        str | None,
+        typer.Argument(metavar="TARGET", help="As for profile; default: the target profiled last in this folder."),
     ] = None,
     strategy: Annotated[
         str,
-        _how(
+        how_option(
             "--strategy",
             "-s",
             metavar="NAME[,NAME…]",
             autocompletion=completion.strategies,
-            help="See: list strategies; auto tries them all.",
+            help="Strategies to apply, in this order; auto searches for the best combination. See: list strategies.",
         ),
     ] = "",
     site: Annotated[
-        str | None, _how("--site", metavar="MODULE", help="Only this module, where a strategy can be confined.")
+        str | None, how_option("--site", metavar="MODULE", help="Change only this module, if the strategy allows it.")
     ] = None,
     settings: Annotated[
         list[str] | None,
-        _how(
+        how_option(
             "--set",
             metavar="STRATEGY.NAME=VALUE",
             autocompletion=completion.parameters,
-            help="A strategy's parameter; repeat for several.",
+            help="A parameter of a strategy; repeatable.",
         ),
     ] = None,
     user_pass: Annotated[
-        str | None, _how("--pass", metavar="FILE.py:FN", help="With fx: your own pass over a graph.")
+        str | None, how_option("--pass", metavar="FILE.py:FN", help="With fx: a graph pass of your own.")
     ] = None,
-    entry: EntryOption = None,
-    inputs: InputOption = None,
-    train: TrainOption = False,
-    device: DeviceOption = None,
-    seed: SeedOption = 0,
-    trust: TrustOption = False,
-    model: ModelOption = None,
-    model_args: ModelArgOption = None,
-    batch: BatchOption = None,
-    amp: AmpOption = None,
-    accumulate: AccumulateOption = 1,
     timeout: Annotated[
-        float,
-        _how("--timeout", metavar="SECONDS", min=1, help="Seconds one attempt may take, the profile apart."),
+        float, how_option("--timeout", metavar="SECONDS", min=1, help="Time limit of one attempt, without the profile.")
     ] = 300.0,
     budget: Annotated[
         str | None,
-        _how(
+        how_option(
             "--budget",
             metavar="TIME",
-            help="With auto: how long to search, as 120s or 5m; profile and last check come on top.",
+            help="With auto: time limit of the search, e.g. 120s or 5m; the profile and the final check are extra.",
         ),
     ] = None,
-    goal: Annotated[Goal, _how("--goal", help="With auto: what to improve.")] = Goal.latency,
+    goal: Annotated[Goal, how_option("--goal", help="With auto: what to improve.")] = Goal.latency,
     save: Annotated[
-        Path | None,
-        typer.Option("--save", metavar="DIR", rich_help_panel=OUT, help="Write the recipe of what was kept."),
+        Path | None, out_option("--save", metavar="DIR", help="Write a recipe of the strategies that were kept.")
     ] = None,
-    json: JsonOption = None,
-    html: HtmlOption = None,
-    markdown: MarkdownOption = None,
-    sarif: SarifOption = None,
-    perfetto: PerfettoOption = None,
-    csv: CsvOption = None,
-    fail_on: FailOption = None,
-    format: FormatOption = Format.text,
-    force: ForceOption = False,
+    *,
+    outputs: Outputs,
 ) -> int:
-    """Fuse: apply strategies to a copy of the model, verify its outputs, and measure before against after."""
+    """Apply fusion strategies to a copy of the model, verify its outputs, and measure the speed-up."""
     from fusionadvisor.cli import last
     from fusionadvisor.cli.output import Output, working
+    from fusionadvisor.errors import InputError
 
     names = _strategies(strategy, () if target else last.offered(Path.cwd()))
     parameters = _parameters(names, site, [*(settings or ()), *_pass(names, user_pass)])
     budget_s = _budget(names, budget, goal)
-    output = Output.checked(
-        format, force=force, fail_on=fail_on, json=json, html=html, markdown=markdown, sarif=sarif, perfetto=perfetto,
-        csv=csv,
-    )  # fmt: skip
+    output, batches = Output.checked(outputs), workloads.batches()
+    if len(batches) > 1:
+        raise InputError("apply runs at one batch size.", f"Give one, for example --batch {batches[-1]}.")
     if save is not None:
         from fusionadvisor import recipe
 
@@ -141,15 +96,12 @@ def apply(
     if target is None:
         from fusionadvisor.render import labels
 
-        workload = replace(last.load(Path.cwd()), trust=trust)
+        workload = replace(last.load(Path.cwd()), trust=workloads.trust)
         sys.stderr.write(f"last profile: {labels.target(workload)}\n")
     else:
         from fusionadvisor.workload.resolve import resolve
 
-        workload = resolve(
-            target, entry=entry, inputs=inputs or (), train=train, device=device, seed=seed, trust=trust,
-            model=model, model_args=model_args or (), batch=batch, amp=amp, accumulate=accumulate,
-        )  # fmt: skip
+        workload = resolve(target, **workloads.keywords(), batch=next(iter(batches), None))
     from fusionadvisor import advisor
 
     with working() as say:
@@ -157,7 +109,7 @@ def apply(
             workload, names, parameters=parameters, timeout_s=timeout, save=save, budget_s=budget_s, goal=goal.value,
             progress=say,
         )  # fmt: skip
-    # what auto dropped was not asked for, and what Ctrl-C kept from being tried did not fail
+    # strategies that auto dropped were not asked for, and those that Ctrl-C prevented did not fail
     code = _lost(report) if names == [AUTO] or report.interrupted else _exit_code(report)
     return output.finish(report, code)
 
@@ -169,7 +121,7 @@ def _pass(names: Sequence[str], given: str | None) -> list[str]:
     if given is None:
         return []
     if "fx" not in names:
-        raise InputError("--pass adds a graph pass to fx, which was not asked for.", "Add --strategy fx.")
+        raise InputError("--pass needs the strategy fx.", "Add --strategy fx.")
     file, colon, name = given.rpartition(":")
     return [f"fx.passes={Path(file).resolve()}:{name}" if colon else f"fx.passes={given}"]
 
@@ -193,7 +145,7 @@ def _strategies(given: str, offered: Sequence[str]) -> list[str]:
         if name not in known:
             raise InputError(f"No strategy is called '{name}'.", did_you_mean(name, tuple(known.values())))
     if AUTO in names and len(names) > 1:
-        raise InputError("auto chooses the strategies itself.", "Give --strategy auto alone, or name them without it.")
+        raise InputError("auto cannot be combined with other strategies.", "Give --strategy auto alone, or only names.")
     return [known[name] for name in names]
 
 
@@ -202,7 +154,7 @@ def _budget(names: list[str], given: str | None, goal: Goal) -> float | None:
     from fusionadvisor.errors import InputError
 
     if names != [AUTO] and (given is not None or goal is not Goal.latency):
-        raise InputError("--budget and --goal are for the search.", "Add --strategy auto.")
+        raise InputError("--budget and --goal need --strategy auto.", "Add --strategy auto.")
     if given is None:
         return None
     text = given.strip().lower()
@@ -212,7 +164,7 @@ def _budget(names: list[str], given: str | None, goal: Goal) -> float | None:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < float("inf"):
-        raise InputError(f"--budget '{given}' is no time.", "Write --budget 120s, or 5m.")
+        raise InputError(f"--budget '{given}' is not a time.", "Write --budget 120s, or 5m.")
     return seconds
 
 
@@ -243,6 +195,7 @@ def _parameters(names: list[str], site: str | None, given: Sequence[str]) -> dic
 
 def _exit_code(report: "Report") -> int:
     """Say on standard error which strategies could not be had, and return the code that means it."""
+    from fusionadvisor import catalog
     from fusionadvisor.cli.output import fail
     from fusionadvisor.errors import EnvironmentUnfitError, StrategyError
     from fusionadvisor.render import labels
@@ -251,22 +204,18 @@ def _exit_code(report: "Report") -> int:
     for attempt in report.attempts:
         if not labels.failed(attempt):
             continue
-        unfit = attempt.outcome == "not_tried" and not report.environment.gpu and _needs_cuda(attempt.strategy)
+        unfit = (
+            attempt.outcome == "not_tried" and not report.environment.gpu and catalog.entry(attempt.strategy).needs_cuda
+        )
         kind = EnvironmentUnfitError if unfit else StrategyError
         codes.append(fail(kind(f"{attempt.strategy} {labels.ENDED[attempt.outcome]}. {attempt.reason}".rstrip())))
     return max(codes)
 
 
 def _lost(report: "Report") -> int:
-    """Say on standard error where a recipe that was asked for did not hold, and return the code that means it."""
+    """Say on standard error that a requested recipe was lost, and return the code that means it; 0 otherwise."""
     from fusionadvisor.cli.output import fail
     from fusionadvisor.errors import StrategyError
     from fusionadvisor.report.model import LOST
 
     return max((fail(StrategyError(w.message)) for w in report.warnings if w.code == LOST), default=0)
-
-
-def _needs_cuda(strategy: str) -> bool:
-    from fusionadvisor import strategies
-
-    return strategies.get(strategy).needs_cuda

@@ -1,13 +1,12 @@
 """``fusion-advisor check``."""
 
-import json as json_text
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fusionadvisor.cli.options import HOW, FailOption, ForceOption, MarkdownOption, TextFormat, TextFormatOption
+from fusionadvisor.cli.options import FailOption, ForceOption, MarkdownOption, TextFormat, TextFormatOption, how_option
 
 if TYPE_CHECKING:
     from fusionadvisor.cli.forms import Target
@@ -20,47 +19,38 @@ TOLERANCE = 5.0
 def check(
     report: Annotated[Path, typer.Argument(metavar="REPORT", help="A report (--json) or a trace.")],
     baseline: Annotated[
-        Path | None,
-        typer.Option(
-            "--baseline", metavar="FILE", rich_help_panel=HOW, help="The report of the code before the change."
-        ),
+        Path | None, how_option("--baseline", metavar="FILE", help="The report of the code before the change.")
     ] = None,
     update: Annotated[
         bool,
-        typer.Option(
-            "--update-baseline",
-            metavar="",
-            rich_help_panel=HOW,
-            help="Make REPORT the baseline, and only tell what differs.",
+        how_option(
+            "--update-baseline", metavar="", help="Make REPORT the new baseline; differences are shown but do not fail."
         ),
     ] = False,
     fail_on: FailOption = None,
     tolerance: Annotated[
-        float,
-        typer.Option(
-            "--tolerance", min=0, metavar="PERCENT", rich_help_panel=HOW, help="How much slower a measured step may be."
-        ),
+        float, how_option("--tolerance", min=0, metavar="PERCENT", help="How much slower a measured step may be.")
     ] = TOLERANCE,
     format: TextFormatOption = TextFormat.text,
     markdown: MarkdownOption = None,
     force: ForceOption = False,
 ) -> int:
-    """Hold a report against a baseline and the project's budget; exit 1 if it is worse.
+    """Check a report against a baseline and the project's budget; exit 1 if it is worse.
 
-    The budget is the table tool.fusion-advisor.budget of pyproject.toml: kernels = 160, findings.FA101 = 0.
+    The budget is the table tool.fusion-advisor.budget in pyproject.toml, e.g. kernels = 160, findings.FA101 = 0.
     """
     from fusionadvisor.cli import gate, settings
     from fusionadvisor.cli.forms import Target
     from fusionadvisor.cli.inputs import report_or_trace
-    from fusionadvisor.cli.output import distinct, working
+    from fusionadvisor.cli.output import distinct, show, working
     from fusionadvisor.errors import GateError, InputError
     from fusionadvisor.render import gate as rendered
     from fusionadvisor.report import budget, condition
 
     if update and baseline is None:
-        raise InputError("--update-baseline does not know which file.", "Add --baseline FILE.")
+        raise InputError("--update-baseline needs a file to update.", "Add --baseline FILE.")
     if baseline is not None and not update and not baseline.exists():
-        raise InputError(f"The baseline {baseline} does not exist.", "Make it: add --update-baseline, once.")
+        raise InputError(f"The baseline {baseline} does not exist.", "Add --update-baseline to create it.")
     distinct({"baseline": baseline if update else None, "markdown": markdown})
     kept_in = Target.checked("json", baseline, force) if update and baseline is not None else None
     summary = Target.checked("markdown", markdown, force) if markdown else None
@@ -77,7 +67,7 @@ def check(
     found = budget.check(current, limits, kept, tolerance=tolerance / 100)
     if kept_in:
         found = _updated(kept_in, current, found)
-    _print(found, format)
+    show(found, rendered, format)
     if summary:
         summary.write(rendered.markdown(found))
     if found.breaches:
@@ -90,25 +80,11 @@ def _updated(target: "Target", current: "Report", found: "Check") -> "Check":
     from fusionadvisor.report import budget, codec
 
     if found.same and not found.breaches and found.comparison and not found.comparison.notes:
-        return replace(found, notes=(f"{target.path} says the same already and was left as it is.",))
+        return replace(found, notes=(f"{target.path} is up to date and was not changed.",))
     target.write(codec.to_json(budget.baseline(current)))
-    told = tuple(f"{b.what}: {b.limit} → {b.found}." for b in found.breaches if b.origin == "baseline")
+    changes = tuple(f"{b.what}: {b.limit} → {b.found}." for b in found.breaches if b.origin == "baseline")
     return replace(
         found,
         breaches=tuple(b for b in found.breaches if b.origin != "baseline"),
-        notes=(*found.notes, *told, f"{target.path} is the baseline now."),
+        notes=(*found.notes, *changes, f"{target.path} is now the baseline."),
     )
-
-
-def _print(found: "Check", format: TextFormat) -> None:
-    from fusionadvisor.cli.output import printing, write
-    from fusionadvisor.render import gate as rendered
-    from fusionadvisor.report import codec
-
-    if format is TextFormat.json:
-        write(json_text.dumps(codec.to_dict(found), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
-    elif format is TextFormat.markdown:
-        write(rendered.markdown(found))
-    else:
-        with printing() as console:
-            rendered.render(found, console)

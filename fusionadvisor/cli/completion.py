@@ -52,7 +52,7 @@ def limits(incomplete: str) -> Offers:
 
 def topics(incomplete: str) -> Offers:
     """What can be listed."""
-    return _starting(incomplete, (("rules", ""), ("strategies", ""), ("gpus", "GPUs whose figures are known")))
+    return _starting(incomplete, (("rules", ""), ("strategies", ""), ("gpus", "GPUs with known bandwidth")))
 
 
 def devices(incomplete: str) -> Offers:

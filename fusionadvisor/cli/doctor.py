@@ -4,7 +4,7 @@ MARKS = {True: ("yes", "green"), False: ("no ", "red"), None: ("-  ", "dim")}
 
 
 def doctor() -> int:
-    """Check what this machine can do: torch, CUDA, driver, profiler; each with what to do where it cannot."""
+    """Check torch, CUDA, driver and profiler on this machine, with a fix for each problem."""
     from rich.text import Text
 
     from fusionadvisor.capture.environment import diagnose

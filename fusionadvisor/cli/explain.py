@@ -16,7 +16,7 @@ def explain(
         ),
     ],
 ) -> int:
-    """Show the page of a rule or a strategy: what it finds or does, why, and when it refuses."""
+    """Show the documentation of a rule or a strategy."""
     from fusionadvisor import catalog
     from fusionadvisor.cli.output import printing, write
 

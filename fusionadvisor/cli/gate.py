@@ -9,7 +9,7 @@ from fusionadvisor.report.budget import Breach
 from fusionadvisor.report.condition import Condition
 from fusionadvisor.report.model import Report
 
-SAID = 3
+SHOWN = 3
 
 
 def hold(conditions: Sequence[Condition], report: Report) -> None:
@@ -26,13 +26,13 @@ def hold(conditions: Sequence[Condition], report: Report) -> None:
 
 def sentences(breaches: Sequence[Breach]) -> str:
     """The first of them in words, and how many there are besides."""
-    more = f"; and {len(breaches) - SAID} more" if len(breaches) > SAID else ""
-    return f"{'; '.join(map(_sentence, breaches[:SAID]))}{more}."
+    more = f"; and {len(breaches) - SHOWN} more" if len(breaches) > SHOWN else ""
+    return f"{'; '.join(map(_sentence, breaches[:SHOWN]))}{more}."
 
 
 def _sentence(breach: Breach) -> str:
     """``kernels: 165, has to be at most 160: layers.0.norm block.py:31``."""
     places = [" ".join(filter(None, (p.module, labels.source(p.source)))) or p.words for p in breach.places]
-    said = "; ".join(places[:SAID])
-    more = f" and {len(places) - SAID} more" if len(places) > SAID else ""
-    return f"{breach.what}: {breach.found}, has to be {breach.limit}{f': {said}{more}' if said else ''}"
+    where = "; ".join(places[:SHOWN])
+    more = f" and {len(places) - SHOWN} more" if len(places) > SHOWN else ""
+    return f"{breach.what}: {breach.found}, must be {breach.limit}{f': {where}{more}' if where else ''}"

@@ -58,7 +58,7 @@ def load(root: Path) -> Workload:
         plain = json.loads(path.read_bytes())
         workload = codec.from_dict(Workload, plain["workload"])
     except FileNotFoundError:
-        raise InputError("There is no last profile in this folder.", AGAIN) from None
+        raise InputError("No model has been profiled in this folder.", AGAIN) from None
     except (OSError, ValueError, TypeError, KeyError):
         raise InputError(f"{FOLDER}/{FILE} is damaged.", AGAIN) from None
     assert isinstance(workload, Workload)

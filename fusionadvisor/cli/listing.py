@@ -19,7 +19,7 @@ def list_(
         typer.Argument(metavar="rules|strategies|gpus", autocompletion=completion.topics, help="What to list."),
     ],
 ) -> int:
-    """List the rules, the strategies, or the GPUs whose figures are known."""
+    """List rules, strategies, or GPUs with known bandwidth."""
     from rich.text import Text
 
     from fusionadvisor import catalog

@@ -1,6 +1,7 @@
 """Where results go: text or JSON to standard output, JSON to a file, progress to a terminal's standard error."""
 
 import errno
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -8,10 +9,10 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from fusionadvisor.cli.forms import Target
-from fusionadvisor.cli.options import Format
+from fusionadvisor.cli.forms import FORMS, Target
+from fusionadvisor.cli.options import Format, Outputs, TextFormat
 from fusionadvisor.errors import FusionAdvisorError, InputError
 from fusionadvisor.render.text import clean
 
@@ -36,75 +37,71 @@ class Output:
     format: Format = Format.text
     files: tuple[Target, ...] = ()
     conditions: "tuple[Condition, ...]" = ()
+    verbose: bool = False
+    top: int = 0
 
     @classmethod
-    def checked(
-        cls, format: Format, *, force: bool = False, fail_on: Sequence[str] | None = None,
-        also: Mapping[str, Path | None] = MappingProxyType({}), **files: Path | None,
-    ) -> "Output":  # fmt: skip
-        """Return the outputs, after making sure that each file can be written and is the tool's own or new.
+    def checked(cls, asked: Outputs, *, also: Mapping[str, Path | None] = MappingProxyType({})) -> "Output":
+        """Return the outputs, after making sure that each file can be written and is this tool's own or new.
 
         Args:
-            format: What goes to standard output.
-            force: Overwrite files that this tool did not write.
-            fail_on: Conditions that end the command with exit code 1.
-            also: Files that the command writes itself, by option: they take no other's name.
-            **files: Where a form of :data:`~fusionadvisor.cli.forms.FORMS` is written, None for nowhere.
+            asked: The options of the command.
+            also: Files that the command writes itself, by option: no other output may have their name.
 
         Raises:
-            InputError: If a condition is not understood, two files have one name, a file cannot be written, or somebody
-                else's stands there.
+            InputError: If a condition is not understood, two files have one name, a file cannot be written, or it
+                exists and this tool did not write it.
         """
-        distinct({**files, **dict(also)})
-        targets = tuple(Target.checked(name, path, force) for name, path in files.items() if path is not None)
-        if not fail_on:
-            return cls(format, targets)
-        from fusionadvisor.report import condition
+        files: dict[str, Path | None] = {form: getattr(asked, form) for form in FORMS}
+        distinct({**files, **also})
+        targets = tuple(Target.checked(form, path, asked.force) for form, path in files.items() if path is not None)
+        conditions: tuple[Condition, ...] = ()
+        if asked.fail_on:
+            from fusionadvisor.report import condition
 
-        return cls(format, targets, condition.parse(fail_on))
+            conditions = condition.parse(asked.fail_on)
+        return cls(asked.format, targets, conditions, asked.verbose, asked.top)
 
-    def emit(self, report: "Report") -> None:
-        """Write the report wherever it was asked for."""
+    def finish(self, report: "Report", code: int = 0) -> int:
+        """Write the report, check it against the conditions unless it was interrupted, and return the exit code.
+
+        Raises:
+            GateError: If a condition of ``--fail-on`` is met.
+        """
         report = replace(report, files=(*report.files, *(str(target.path) for target in self.files)))
         for target in self.files:
             target.write(target.form.compose(report))
-        self._print(report)
-
-    def finish(self, report: "Report", code: int = 0) -> int:
-        """Write the report, hold it against the conditions, and return the exit code; of half a run none is held.
-
-        Raises:
-            GateError: If a condition of ``--fail-on`` is met.
-        """
-        self.emit(report)
-        if report.interrupted:
-            return INTERRUPTED
-        self.hold(report)
-        return code
-
-    def hold(self, report: "Report") -> None:
-        """Let the report pass, once it was written.
-
-        Raises:
-            GateError: If a condition of ``--fail-on`` is met.
-        """
-        if self.conditions:
-            from fusionadvisor.cli import gate
-
-            gate.hold(self.conditions, report)
-
-    def _print(self, report: "Report") -> None:
         if self.format is Format.json:
             from fusionadvisor.report import codec
 
             write(codec.to_json(report))
             for warning in report.warnings:
                 warn(warning.message)
-            return
-        from fusionadvisor.render import terminal
+        else:
+            from fusionadvisor.render import terminal
 
+            with printing() as console:
+                terminal.render(report, console, verbose=self.verbose, top=self.top)
+        if report.interrupted:
+            return INTERRUPTED
+        if self.conditions:
+            from fusionadvisor.cli import gate
+
+            gate.hold(self.conditions, report)
+        return code
+
+
+def show(result: Any, renderer: Any, format: TextFormat) -> None:
+    """Print a comparison or the outcome of a check by its renderer, as text, Markdown or JSON."""
+    from fusionadvisor.report import codec
+
+    if format is TextFormat.json:
+        write(json.dumps(codec.to_dict(result), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    elif format is TextFormat.markdown:
+        write(renderer.markdown(result))
+    else:
         with printing() as console:
-            terminal.render(report, console)
+            renderer.render(result, console)
 
 
 def distinct(files: Mapping[str, Path | None]) -> None:
@@ -156,7 +153,7 @@ def silence() -> None:
 
 def unwritten(error: OSError) -> InputError:
     """Return what to say of output that has no room."""
-    return InputError(f"The output cannot be written: {error.strerror}.", "Let it go where there is room.")
+    return InputError(f"The output cannot be written: {error.strerror}.", "Write it to a disk that has room.")
 
 
 def warn(message: str) -> None:
@@ -169,7 +166,7 @@ def each_once(option: str, given: Sequence[str]) -> list[str]:
     kept = list(dict.fromkeys(given))
     for item in kept:
         if (count := given.count(item)) > 1:
-            warn(f"{option} names {item} {count} times; it is taken once.")
+            warn(f"{option} names {item} {count} times; it is used once.")
     return kept
 
 

@@ -28,7 +28,7 @@ class Settings:
         """
         found = self.values.get(name, {})
         if not isinstance(found, dict):
-            raise InputError(f"{self.file}: [tool.{TABLE}] {name} is no table.", f"Write [tool.{TABLE}.{name}].")
+            raise InputError(f"{self.file}: [tool.{TABLE}] {name} is not a table.", f"Write [tool.{TABLE}.{name}].")
         return found
 
     def defaults(self, options: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, Any]]:
@@ -46,7 +46,7 @@ class Settings:
             for name, value in self.table(command).items():
                 if name in ASKED_EACH_TIME:
                     raise InputError(
-                        f"{self.file}: {name} cannot be set for good.", f"Type --{name} where you mean it."
+                        f"{self.file}: {name} cannot be set in a file.", f"Give --{name} on the command line."
                     )
                 if name not in known:
                     raise InputError(

@@ -12,7 +12,7 @@ from fusionadvisor.evaluate.search import Outcome, Progress, Trying, stopped
 from fusionadvisor.evaluate.trial import Done, Goal, Job
 from fusionadvisor.evaluate.worker import Limits
 from fusionadvisor.recipe import Step
-from fusionadvisor.report.model import Attempt, Finding, Hunt, Timing, Warning, Workload, called
+from fusionadvisor.report.model import Attempt, Finding, Hunt, Notice, Timing, Workload, called
 from fusionadvisor.strategies.base import Strategy
 from fusionadvisor.units import time_us
 from fusionadvisor.workload.program import Program
@@ -355,7 +355,7 @@ def search(
 
 def confirmed(
     trying: Trying, chains: Sequence[Chain], left_s: Callable[[], float]
-) -> tuple[Chain | None, list[Warning]]:
+) -> tuple[Chain | None, list[Notice]]:
     """Keep the first combination that is better than the original in a process of its own.
 
     Args:
@@ -363,7 +363,7 @@ def confirmed(
         chains: The combinations, the best first.
         left_s: Time left of the budget: without any only the first is checked.
     """
-    warnings: list[Warning] = []
+    warnings: list[Notice] = []
     for number, chain in enumerate(chains[:CHECKS]):
         if number and left_s() < trying.budget_s:
             break
@@ -377,7 +377,7 @@ def confirmed(
         why = ended.reason or done.failure or (done.verification.reason if done.verification else "")
         why = why or "measured once more against the original, no gain is proven."
         if chain.proven:  # what was only likely promised nothing
-            warnings.append(Warning("W-together", f"Not confirmed: {chain.name}: {why}"))
+            warnings.append(Notice("W-together", f"Not confirmed: {chain.name}: {why}"))
     return None, warnings
 
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from fusionadvisor.medians import median_ci
 from fusionadvisor.report.model import Speedup, Timing
-from fusionadvisor.statistics import median_ci
 
 ROUNDS = 96
 """Samples of each arm where time allows; a multiple of six, so that every order of the arms occurs as often."""

@@ -15,11 +15,11 @@ from fusionadvisor.report.model import (
     LOST,
     Attempt,
     Hunt,
+    Notice,
     Speedup,
     TimelineSummary,
     Timing,
     Verification,
-    Warning,
     Workload,
 )
 from fusionadvisor.strategies.base import Strategy
@@ -52,7 +52,7 @@ class Outcome:
     after: Timing | None = None
     verification: Verification | None = None
     timeline: TimelineSummary | None = None
-    warnings: tuple[Warning, ...] = ()
+    warnings: tuple[Notice, ...] = ()
     files: tuple[str, ...] = ()
     hunt: Hunt | None = None
 
@@ -87,11 +87,11 @@ def attempt(
     """
     chosen = [strategies.get(name, (parameters or {}).get(name)) for name in wanted]
     ordered = sorted(chosen, key=lambda strategy: strategy.order)
-    warnings: list[Warning] = []
+    warnings: list[Notice] = []
     if ordered != chosen:
         order = ", ".join(s.id for s in ordered)
         said = f"Tried in the order {order}, not as given: each has to find what the one before it left."
-        warnings.append(Warning("W-order", said))
+        warnings.append(Notice("W-order", said))
     trying = Trying(workload, Limits(timeout_s, memory_bytes), budget_s, progress, program)
     attempts: list[Attempt] = []
     for strategy in ordered:
@@ -114,10 +114,10 @@ def attempt(
     return trying.outcome(attempts, warnings, save)
 
 
-def stopped(save: Path | None) -> Warning:
+def stopped(save: Path | None) -> Notice:
     """What is said after Ctrl-C."""
     unsaved = f" Nothing was written to {save}." if save is not None else ""
-    return Warning(INTERRUPTED, f"Interrupted: what was tried until then is reported.{unsaved}")
+    return Notice(INTERRUPTED, f"Interrupted: what was tried until then is reported.{unsaved}")
 
 
 @dataclass
@@ -199,12 +199,12 @@ class Trying:
         self.last = self.alone[0]
         return attempts
 
-    def outcome(self, attempts: list[Attempt], warnings: list[Warning], save: Path | None) -> Outcome:
+    def outcome(self, attempts: list[Attempt], warnings: list[Notice], save: Path | None) -> Outcome:
         """Verify and measure the kept steps together, and save them."""
-        warnings = [*(Warning("W10", said) for said in catalog.refused_strategies()), *warnings]
+        warnings = [*(Notice("W10", said) for said in catalog.refused_strategies()), *warnings]
         if self.program is not None:
             live = "A live model is not isolated: a crash would have ended this process too."
-            warnings = [*warnings, Warning("W-live", live)]
+            warnings = [*warnings, Notice("W-live", live)]
         if len(self.steps) > 1 and not self.confirmed:
             attempts = self._together(attempts)
         if len(self.steps) == 1 and not self.confirmed:
@@ -215,7 +215,7 @@ class Trying:
             warnings = [*warnings, *said]
             if lost:  # what does not hold when it is done again was not proven
                 what = f"The recipe did not hold in a fresh process and was not kept: {lost}"
-                warnings.append(Warning(LOST, what))
+                warnings.append(Notice(LOST, what))
                 attempts = [replace(a, outcome="refused", kept=False, reason=what) if a.kept else a for a in attempts]
                 self.steps, self.last = [], Done()
         last = self.last
@@ -231,11 +231,11 @@ def _reason(done: Done) -> str:
 
 def _save(
     workload: Workload, steps: list[Step], last: Done, folder: Path, do: Callable[[Job], Ended]
-) -> tuple[tuple[str, ...], list[Warning], str]:
+) -> tuple[tuple[str, ...], list[Notice], str]:
     """Have one process write the recipe beside the folder, and another load and verify it; then it takes its place.
 
     Returns:
-        The files, what is to be said of them, and why there are none.
+        The files, warnings about them, and why there are none.
     """
     with recipe.draft(folder) as beside:
         written = do(
@@ -247,7 +247,7 @@ def _save(
             return (), [], loaded.reason or loaded.done.failure or _reason(loaded.done)
         recipe.publish(beside, folder)
     files = tuple(str(folder / Path(name).relative_to(beside)) for name in written.done.files)
-    return files, [Warning("W-saved", said) for said in (written.done.missing,) if said], ""
+    return files, [Notice("W-saved", missing) for missing in (written.done.missing,) if missing], ""
 
 
 def made_of(strategy: Strategy, ended: Ended) -> Attempt:

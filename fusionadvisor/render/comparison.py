@@ -1,12 +1,13 @@
-"""What differs between two reports, as text for a terminal and as Markdown. Works from the comparison alone."""
+"""What differs between two reports: decided once, and laid out for a terminal or as Markdown."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fusionadvisor.render import labels
-from fusionadvisor.render.markdown import MARK, code, escape, table
+from fusionadvisor.render.markdown import MARK, code, escape, laid_out
+from fusionadvisor.render.parts import Column, Fact, Piece, Row, Table
 from fusionadvisor.render.terminal import MAX_WIDTH, ascii_only
-from fusionadvisor.render.text import Piece, Sheet, cleaned
+from fusionadvisor.render.text import Sheet, cleaned
 from fusionadvisor.report import wording
 from fusionadvisor.report.diff import Comparison, Figure, FusionChange, Side, TimeChange
 from fusionadvisor.units import plural, size_bytes, time_us
@@ -16,14 +17,13 @@ if TYPE_CHECKING:
 
 SHOWN = 20
 """Fusions and modules listed; all are in the JSON."""
-_STYLE = {"lost": "red", "new": "yellow", "gained": "green", "gone": "dim", "moved": "dim", "hidden": "dim"}
+_TONES = {"lost": "bad", "new": "warn", "gained": "good", "gone": "soft", "moved": "soft", "hidden": "soft"}
 _RANKS = {"lost": "only B", "new": "only B", "gained": "only A", "gone": "only A"}
 
 
 def render(comparison: Comparison, console: "Console") -> None:
     """Print a comparison; see :func:`fusionadvisor.render.terminal.render`."""
-    for line in compose(comparison, min(console.width, MAX_WIDTH), ascii_only=ascii_only(console)).lines:
-        console.print(line, soft_wrap=True, highlight=False)
+    compose(comparison, min(console.width, MAX_WIDTH), ascii_only=ascii_only(console)).print(console)
 
 
 def compose(comparison: Comparison, width: int, *, ascii_only: bool = False) -> Sheet:
@@ -31,25 +31,25 @@ def compose(comparison: Comparison, width: int, *, ascii_only: bool = False) -> 
     comparison = cleaned(comparison)
     sheet = Sheet(width, ascii_only=ascii_only)
     for letter, side in (("A", comparison.before), ("B", comparison.after)):
-        sheet.flow(_side(side), lead=[(f"{letter}  ", "bold")], indent=3)
+        sheet.flow(
+            [(labels.file_name(side.source), "strong"), *_side(side)], lead=[(f"{letter}  ", "strong")], indent=3
+        )
     sheet.gap()
-    sheet.say(verdict(comparison), style="bold", lead=["  "], indent=2)
+    sheet.say(verdict(comparison), style="strong", lead=["  "], indent=2)
     if comparison.time:
         sheet.say(time(comparison.time), lead=["  "], indent=2)
-    _fusions(sheet, comparison)
-    _modules(sheet, comparison)
-    _figures(sheet, comparison)
-    if comparison.notes:
+    for table in tables(comparison):
         sheet.gap()
-    for i, note in enumerate(comparison.notes):
-        sheet.say(note, lead=[("Differs   " if not i else " " * 10, "bold yellow")], indent=10)
+        sheet.add((table.caption, "strong"))
+        sheet.table(table)
+    sheet.gap()
+    sheet.facts(Fact("Differs", (note,)) for note in comparison.notes)
     return sheet
 
 
-def _side(side: Side) -> list[Piece]:
-    items: list[Piece] = [(labels.file_name(side.source), "bold"), side.gpu or "", side.basis or ""]
-    items += [f"rank {side.rank}" if side.rank is not None else ""]
-    items += [side.created] if side.basis != "recorded" else []  # when a trace was read says nothing of it
+def _side(side: Side) -> list[str]:
+    items = [side.gpu or "", side.basis or "", f"rank {side.rank}" if side.rank is not None else ""]
+    items += [side.created] if side.basis != "recorded" else []  # when a trace was read says nothing about it
     return [item for item in items if item]
 
 
@@ -57,47 +57,67 @@ def verdict(comparison: Comparison) -> str:
     """The sentence a comparison comes down to."""
     if comparison.ranks:
         a, b = comparison.before.rank, comparison.after.rank
-        return f"Ranks {a} and {b} of what looks like one job: what differs is between ranks, not between versions"
-    counts = {event: sum(c.count for c in comparison.fusions if c.event == event) for event in _STYLE}
-    said = [plural(counts["gained"], "fusion") + " gained"] if counts["gained"] else []
-    said += [plural(counts["lost"], "fusion") + " lost"] if counts["lost"] else []
-    said += [plural(counts["new"], "new place") + " unfused"] if counts["new"] else []
+        return f"Ranks {a} and {b} of what looks like one job: differences are between ranks, not versions"
+    counts = {event: sum(c.count for c in comparison.fusions if c.event == event) for event in _TONES}
+    parts = [plural(counts["gained"], "fusion") + " gained"] if counts["gained"] else []
+    parts += [plural(counts["lost"], "fusion") + " lost"] if counts["lost"] else []
+    parts += [plural(counts["new"], "new unfused place")] if counts["new"] else []
     kernels = next((f for f in comparison.figures if f.name == "kernels"), None)
     if kernels and kernels.before is not None and kernels.after is not None:
         same = kernels.before == kernels.after
-        said.append(f"kernels {value(kernels, kernels.before)} {'as before' if same else f'→ {kernels.after:,.0f}'}")
-    if not counts["lost"] and not said[:-1] and not comparison.modules:
-        return "Nothing differs in what ran" + (f": {said[-1]}" if said else "")
-    return "; ".join(said)
+        parts.append(f"kernels {value(kernels, kernels.before)} {'unchanged' if same else f'→ {kernels.after:,.0f}'}")
+    if not counts["lost"] and not parts[:-1] and not comparison.modules:
+        return "The same kernels ran" + (f": {parts[-1]}" if parts else "")
+    return "; ".join(parts)
 
 
 def time(change: TimeChange) -> str:
     """``latency 462.0 → 278.0 µs, −40 % (95 %: −41 to −39 %): faster``."""
     times = labels.change(change.before_us / 1e3, change.after_us / 1e3)
-    said = f"no verdict: {change.reason}" if change.verdict == "unknown" else change.verdict
-    return f"{change.what} {times}, {wording.slower_or_faster(change.ratio, change.ci95)}: {said}"
+    result = f"no verdict: {change.reason}" if change.verdict == "unknown" else change.verdict
+    return f"{change.what} {times}, {wording.slower_or_faster(change.ratio, change.ci95)}: {result}"
 
 
-def _fusions(sheet: Sheet, comparison: Comparison) -> None:
-    changes = comparison.fusions
-    if not changes:
-        return
-    sheet.gap()
-    sheet.add(("Fusions", "bold"))
-    alike = wording.alike(changes)
-    for places in alike[:SHOWN]:
-        change, count = places[0], sum(c.count for c in places)
-        times = f" ×{count}" if count > 1 else ""
-        items: list[Piece] = [(f"{change.rule} {change.title}{times}", "bold"), _modules_at(places)]
-        items += [labels.source(change.source)] + ([f"now at {change.to}"] if change.to and len(places) == 1 else [])
-        lead: Piece = (f"  {event(change, comparison):<8}", _STYLE[change.event])
-        sheet.flow([i for i in items if i], lead=[lead], indent=10)
-    if (more := len(alike) - SHOWN) > 0:
-        sheet.add((f"          and {more} more (all in --format json)", "dim"))
+def tables(comparison: Comparison) -> list[Table]:
+    """What differs, as tables: fusions, modules, figures of a step; those without a row are left out."""
+    fusions = [_fusion(changes, comparison) for changes in wording.alike(comparison.fusions)]
+    modules = [
+        Row(((wording.names(m), "strong"), labels.source(m.source), wording.module_words(m)))
+        for m in comparison.modules
+    ]
+    figures = [
+        Row((f.name, (amounts(f), "" if f.timed else "bad" if f.worse else "good"), (f.meaning, "soft")))
+        for f in comparison.figures
+        if f.before != f.after
+    ]
+    found = (
+        _table(
+            "Fusions",
+            fusions,
+            Column(""),
+            Column("rule"),
+            Column("where", wraps=True),
+            Column("line"),
+            Column("now at"),
+        ),
+        _table("Modules", modules, Column("module", wraps=True), Column("line"), Column("kernels", wraps=True)),
+        _table("Per step", figures, Column("figure"), Column("A → B"), Column("meaning", wraps=True, spare=1)),
+    )
+    return [table for table in found if table.rows]
 
 
-def _modules_at(places: Sequence[FusionChange]) -> str:
-    return wording.listed([f"{c.module} (now {c.to})" if c.to and len(places) > 1 else c.module for c in places])
+def _table(caption: str, rows: Sequence[Row], *columns: Column) -> Table:
+    more = len(rows) - SHOWN if caption != "Per step" else 0
+    notes = (f"and {more} more (all in --format json)",) if more > 0 else ()
+    return Table(caption, columns, tuple(rows[: len(rows) - max(more, 0)]), notes)
+
+
+def _fusion(changes: Sequence[FusionChange], comparison: Comparison) -> Row:
+    first, count = changes[0], sum(change.count for change in changes)
+    title: Piece = (f"{first.rule} {first.title}{f' ×{count}' if count > 1 else ''}", "strong")
+    places = wording.listed([change.module for change in changes])
+    now = wording.listed([change.to for change in changes if change.to])
+    return Row(((event(first, comparison), _TONES[first.event]), title, places, labels.source(first.source), now))
 
 
 def event(change: FusionChange, comparison: Comparison) -> str:
@@ -105,30 +125,12 @@ def event(change: FusionChange, comparison: Comparison) -> str:
     return _RANKS.get(change.event, change.event) if comparison.ranks else change.event
 
 
-def _modules(sheet: Sheet, comparison: Comparison) -> None:
-    if not comparison.modules:
-        return
-    sheet.gap()
-    sheet.add(("Modules", "bold"))
-    for change in comparison.modules[:SHOWN]:
-        items: list[Piece] = [(wording.names(change), "bold"), labels.source(change.source)]
-        sheet.flow([i for i in items if i], lead=["  "], indent=2)
-        sheet.say(wording.module_words(change), indent=10)
-    if (more := len(comparison.modules) - SHOWN) > 0:
-        sheet.add((f"  and {more} more (all in --format json)", "dim"))
-
-
-def _figures(sheet: Sheet, comparison: Comparison) -> None:
-    changed = [f for f in comparison.figures if f.before != f.after]
-    if not changed:
-        return
-    sheet.gap()
-    sheet.add(("In a step ", "bold"))
-    for figure in changed:
-        style = "" if figure.timed else "red" if figure.worse else "green"
-        amounts = f"{value(figure, figure.before)} → {value(figure, figure.after)}"
-        meaning = f"  {figure.meaning}" if sheet.width >= MAX_WIDTH - 20 else ""
-        sheet.add("  ", sheet.cell(figure.name, 20), (sheet.cell(amounts, 26), style), (meaning, "dim"))
+def amounts(figure: Figure) -> str:
+    """Both amounts of a figure; times in one unit."""
+    per_unit = next((scale for ending, scale in (("_us", 1e-3), ("_ms", 1.0)) if figure.name.endswith(ending)), None)
+    if per_unit and figure.before is not None and figure.after is not None:
+        return labels.change(figure.before * per_unit, figure.after * per_unit)
+    return f"{value(figure, figure.before)} → {value(figure, figure.after)}"
 
 
 def value(figure: Figure, amount: float | None) -> str:
@@ -148,34 +150,10 @@ def markdown(comparison: Comparison) -> str:
     """Return the comparison as Markdown, the verdict first."""
     comparison = cleaned(comparison)
     sides = [
-        f"{letter}: {code(labels.file_name(s.source))} {escape(' · '.join(filter(None, (s.gpu, s.basis))))}"
-        for letter, s in (("A", comparison.before), ("B", comparison.after))
+        f"{letter}: {code(labels.file_name(side.source))} {escape(' · '.join(_side(side)))}"
+        for letter, side in (("A", comparison.before), ("B", comparison.after))
     ]
     parts = [MARK, f"### {escape(verdict(comparison))}", "<br>".join(sides)]
     parts += [escape(time(comparison.time))] if comparison.time else []
-    parts += details(comparison)
-    return "\n\n".join(parts) + "\n"
-
-
-def details(comparison: Comparison) -> list[str]:
-    """The tables of a comparison and what else differs, as blocks of Markdown."""
-    blocks = []
-    if comparison.fusions:
-        rows = [
-            [event(first, comparison), f"{first.rule} {escape(first.title)}", str(sum(c.count for c in (first, *more))),
-             _place(wording.listed([c.module for c in (first, *more)]), first),
-             code(wording.listed([c.to for c in (first, *more) if c.to]))]
-            for first, *more in wording.alike(comparison.fusions)[:SHOWN]
-        ]  # fmt: skip
-        blocks.append(table(["fusion", "", "times", "where", "now at"], rows, numbers=(2,)))
-    if comparison.modules:
-        rows = [[code(wording.names(m)), escape(wording.module_words(m))] for m in comparison.modules[:SHOWN]]
-        blocks.append(table(["module", "kernels"], rows))
-    if changed := [f for f in comparison.figures if f.before != f.after]:
-        rows = [[f.name, value(f, f.before), value(f, f.after), escape(f.meaning)] for f in changed]
-        blocks.append(table(["in a step", "A", "B", ""], rows, numbers=(1, 2)))
-    return [*blocks, *(f"> [!NOTE]\n> {escape(note)}" for note in comparison.notes)]
-
-
-def _place(module: str, change: FusionChange) -> str:
-    return " ".join(filter(None, (code(module), code(labels.source(change.source)))))
+    parts += [f"**{table.caption}**\n\n{laid_out(table)}" for table in tables(comparison)]
+    return "\n\n".join([*parts, *(f"> [!NOTE]\n> {escape(note)}" for note in comparison.notes)]) + "\n"

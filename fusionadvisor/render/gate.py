@@ -1,4 +1,4 @@
-"""The outcome of a gate, as text for a terminal and as Markdown. Works from the outcome alone."""
+"""The outcome of a gate: decided once, and laid out for a terminal or as Markdown."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 from fusionadvisor.render import comparison as compared
 from fusionadvisor.render import labels
 from fusionadvisor.render.markdown import MARK, code, escape, table
+from fusionadvisor.render.parts import Column, Fact, Row, Table
 from fusionadvisor.render.terminal import MAX_WIDTH, ascii_only
-from fusionadvisor.render.text import Piece, Sheet, cleaned
+from fusionadvisor.render.text import Sheet, cleaned
 from fusionadvisor.report import wording
 from fusionadvisor.report.budget import Breach, Check, Place
 from fusionadvisor.report.step import numberless
@@ -22,19 +23,18 @@ PLACES = 12
 
 def render(check: Check, console: "Console") -> None:
     """Print the outcome; see :func:`fusionadvisor.render.terminal.render`."""
-    for line in compose(check, min(console.width, MAX_WIDTH), ascii_only=ascii_only(console)).lines:
-        console.print(line, soft_wrap=True, highlight=False)
+    compose(check, min(console.width, MAX_WIDTH), ascii_only=ascii_only(console)).print(console)
 
 
 def verdict(check: Check) -> str:
     """The sentence an outcome comes down to."""
     if check.breaches:
-        return f"{plural(len(check.breaches), 'limit')} {'does' if len(check.breaches) == 1 else 'do'} not hold"
+        return f"Failed: {plural(len(check.breaches), 'limit')} violated"
     if check.same:
-        return "Passed: the step is the baseline's, kernel for kernel"
+        return "Passed: the step has the baseline's kernels, in the same order"
     if not check.compared:
         return "There is nothing to compare with yet"
-    return f"Passed: {plural(len(set(check.compared)), 'figure')} within their limits"
+    return f"Passed: {plural(len(set(check.compared)), 'figure')} within limits"
 
 
 def compose(check: Check, width: int, *, ascii_only: bool = False) -> Sheet:
@@ -42,31 +42,33 @@ def compose(check: Check, width: int, *, ascii_only: bool = False) -> Sheet:
     check = cleaned(check)
     sheet = Sheet(width, ascii_only=ascii_only)
     sheet.say(verdict(check), style="bold red" if check.breaches else "bold green")
-    for breach in check.breaches:
-        _breach(sheet, breach)
     sheet.gap()
-    if check.breaches and check.comparison and check.comparison.time:
-        sheet.say(compared.time(check.comparison.time), lead=[("Time      ", "bold")], indent=10)
-    if check.compared and not check.breaches:
-        sheet.flow(dict.fromkeys(check.compared), lead=[("Compared  ", "bold")], indent=10, gap=", ")
-    if check.better:
-        sheet.flow(check.better, lead=[("Better    ", "bold")], indent=10, gap=", ")
-    for i, note in enumerate(check.notes):
-        sheet.say(note, lead=[("Note      " if not i else " " * 10, "bold yellow")], indent=10)
+    columns = Column("figure"), Column("limit", wraps=True), Column("now", wraps=True)
+    sheet.table(Table("", columns, tuple(map(_breach, check.breaches))))
+    sheet.gap()
+    sheet.facts(_facts(check))
     return sheet
 
 
-def _breach(sheet: Sheet, breach: Breach) -> None:
-    sheet.gap()
-    items: list[Piece] = [f"now {breach.found}", f"{breach.origin}: {breach.limit}"]
-    sheet.flow(items, lead=[(f"  {breach.what}   ", "bold")], indent=4)
-    places = _alike(breach.places)
+def _breach(breach: Breach) -> Row:
+    places, details = _alike(breach.places), []
     for modules, place in places[:PLACES]:
-        where = [i for i in (modules, labels.source(place.source)) if i]
-        sheet.flow(where, lead=["    "], indent=6, gap="  ")
-        sheet.say(place.words, style="dim", indent=6)
+        where = "  ".join(filter(None, (modules, labels.source(place.source))))
+        details.append(Fact("", (f"{where}: {place.words}" if where else place.words,)))
     if (more := len(places) - PLACES) > 0:
-        sheet.add((f"    and {plural(more, 'more place')}", "dim"))
+        details.append(Fact("", ((f"and {plural(more, 'more place')}", "soft"),)))
+    return Row(((breach.what, "strong"), f"{breach.origin}: {breach.limit}", breach.found), tuple(details))
+
+
+def _facts(check: Check) -> list[Fact]:
+    facts = []
+    if check.breaches and check.comparison and check.comparison.time:
+        facts.append(Fact("Time", (compared.time(check.comparison.time),)))
+    if check.compared and not check.breaches:
+        facts.append(Fact("Compared", tuple(dict.fromkeys(check.compared)), gap=", "))
+    if check.better:
+        facts.append(Fact("Better", check.better, gap=", "))
+    return facts + [Fact("Note", (note,)) for note in check.notes]
 
 
 def _alike(places: Sequence[Place]) -> list[tuple[str, Place]]:

@@ -4,11 +4,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fusionadvisor import catalog
 from fusionadvisor.report.model import (
     Attempt,
     Environment,
     Finding,
-    KernelTable,
     NearMiss,
     Report,
     Source,
@@ -36,11 +36,11 @@ KINDS = {
     "rng": "random numbers",
     "pool": "pooling",
     "optimizer": "optimizer",
-    "fused": "fused already",
+    "fused": "already fused",
     "memcpy": "memcpy",
     "memset": "memset",
     "collective": "collective",
-    "custom": "custom, unknown",
+    "custom": "unknown (custom)",
 }
 """Kernel kinds (``trace.kinds``); one that is not listed reads as itself."""
 
@@ -54,11 +54,14 @@ OUTCOMES = {
     "crashed": "crashed",
     "timed_out": "timed out",
     "not_tried": "not tried",
+    "equivalent": "equivalent",
+    "inconclusive": "inconclusive",
+    "unchecked": "outputs not checked",
 }
 
 ENDED = {
     "faster": "was not kept",
-    "same": "brought no proven difference",
+    "same": "made no proven difference",
     "slower": "was slower",
     "no_effect": "had no effect",
     "diverged": "changed the outputs",
@@ -66,9 +69,12 @@ ENDED = {
     "crashed": "crashed",
     "timed_out": "ran out of time",
     "not_tried": "was not tried",
+    "equivalent": "made no difference",
+    "inconclusive": "was inconclusive",
+    "unchecked": "could not be checked",
 }
 
-LAUNCH_BOUND = "FA301"
+_ANGLES = re.compile(r"<[^<>]*>")
 _NUMBERS = re.compile(r"\d+")
 _DTYPES = {"float32": "fp32", "float64": "fp64", "float16": "fp16", "bfloat16": "bf16"}
 _LAYOUTS = {"contiguous": "", "channels_last": " NHWC", "channels_last_3d": " NDHWC"}
@@ -190,14 +196,14 @@ def paired(attempt: Attempt) -> str:
     return change(attempt.before.median_ms, attempt.before.median_ms / attempt.speedup.median)
 
 
-PAIRED = "After is the median before over the speed-up, which is of pairs: what slows both arms cancels."
+PAIRED = "After = baseline median ÷ paired speed-up, so drift cancels out."
 
 
 def outcome(report: Report, attempt: Attempt) -> str:
     """How an attempt ended, whether it was kept, and on what it was tried where a search tried it on more than one."""
     words = OUTCOMES[attempt.outcome]
     if late(report, attempt):
-        words += " by itself"  # its reason says that it was kept, and why
+        words += " on its own"  # its reason says that it was kept, and why
     elif attempt.kept:
         words += ", kept"
     others = [other for other in report.attempts if other.strategy == attempt.strategy]
@@ -243,9 +249,9 @@ def short(path: str) -> str:
     return path if len(parts) <= 3 else "/".join(["…", *parts[-2:]])
 
 
-def place(finding: Finding, table: KernelTable, room: int = 60) -> str:
+def place(finding: Finding, room: int = 60) -> str:
     """Where a finding is, in one piece: its modules, else its source lines, else what it is about."""
-    return where(finding, room) or lines(finding, table) or finding.title
+    return where(finding, room) or lines(finding) or finding.title
 
 
 def where(finding: Finding, room: int = 60) -> str:
@@ -260,18 +266,12 @@ def where(finding: Finding, room: int = 60) -> str:
     return ", ".join(shown) + (f" and {rest} more" if rest else "")
 
 
-def lines(finding: Finding, table: KernelTable) -> str:
-    """The source lines of the modules a finding is at: ``block.py:18, 21``; its own line where they are not known."""
-    at = {*finding.modules} or {finding.module}
-    known = len(table.source)
-    of_modules = [table.source[i] for i in finding.kernels if i < known and table.module[i] in at and table.source[i]]
-    if finding.source is None or len(set(of_modules)) <= 1:
-        return source(finding.source)
+def lines(finding: Finding) -> str:
+    """The source lines a finding is at: ``block.py:18, 21``."""
     numbers: dict[str, set[int]] = {}
-    for line in of_modules:
-        file, _, number = file_name(line).rpartition(":")
-        if number.isdecimal():
-            numbers.setdefault(file, set()).add(int(number))
+    for where in finding.sources or (finding.source,):
+        if where:
+            numbers.setdefault(file_name(where.file), set()).add(where.line)
     return ", ".join(f"{file}:{_few(sorted(found))}" for file, found in numbers.items())
 
 
@@ -289,8 +289,8 @@ def saving(finding: Finding, scale: Scale) -> str:
     if step.high > 0:
         return scale.range(step.low, step.high)
     if finding.overlaps:
-        return "counted there"
-    return "unknown" if finding.rule == LAUNCH_BOUND else "no time"
+        return f"counted in {_sharing(finding)}"
+    return "unknown" if catalog.concerns(finding.rule, "launches") else "no time"
 
 
 def could_save(finding: Finding, report: Report, scale: Scale) -> str:
@@ -298,8 +298,8 @@ def could_save(finding: Finding, report: Report, scale: Scale) -> str:
     if finding.saving.step_us.high > 0:
         return f"could save {saving(finding, scale)} ({bound(report)})"
     if finding.overlaps:
-        return overlap(finding)
-    return "what it could save is unknown" if finding.rule == LAUNCH_BOUND else "saves no time"
+        return overlap(finding, kernel_word(report))
+    return "what it could save is unknown" if catalog.concerns(finding.rule, "launches") else "saves no time"
 
 
 def near_misses(missed: Sequence[NearMiss]) -> list[tuple[NearMiss, int]]:
@@ -310,13 +310,25 @@ def near_misses(missed: Sequence[NearMiss]) -> list[tuple[NearMiss, int]]:
     return [(same[0], len(same)) for same in found.values()]
 
 
-def overlap(finding: Finding) -> str:
+def overlap(finding: Finding, word: str = "kernel") -> str:
     """Which findings hold some of its kernels too, empty for none."""
-    if not finding.overlaps:
-        return ""
+    return f"shares {word}s with {_sharing(finding)}; each is counted once" if finding.overlaps else ""
+
+
+def _sharing(finding: Finding) -> str:
     rules = dict.fromkeys(other.partition("#")[0] for other in finding.overlaps)
-    named = [f"another {rule}" if rule == finding.rule else rule for rule in rules]
-    return f"shares kernels with {', '.join(named)}: each is counted once"
+    return ", ".join(f"another {rule}" if rule == finding.rule else rule for rule in rules)
+
+
+def kernel(name: str, room: int = 60) -> str:
+    """A kernel's name without arguments, template arguments and namespaces, and no longer than ``room``."""
+    short = name
+    if "<" in name or "(" in name:
+        short = name.replace("(anonymous namespace)::", "").removeprefix("void ")
+        while (shorter := _ANGLES.sub("", short)) != short:
+            short = shorter
+        short = short.partition("(")[0].rpartition("::")[2].strip() or name
+    return short if len(short) <= room else f"{short[: room - 1]}…"
 
 
 def failed(attempt: Attempt) -> bool:

@@ -1,13 +1,13 @@
 """A report as GitHub Markdown: for a job's summary or a comment on a pull request. Works from the report alone."""
 
 import re
-from dataclasses import astuple
 
-from fusionadvisor import catalog
-from fusionadvisor.render import labels, variants, verdict
+from fusionadvisor.render import labels, variants, view
+from fusionadvisor.render.parts import Fact, Table, plain
 from fusionadvisor.render.text import cleaned
-from fusionadvisor.report.model import Attempt, Finding, KernelTable, Report
-from fusionadvisor.units import percent, plural
+from fusionadvisor.render.view import View
+from fusionadvisor.report.model import Report
+from fusionadvisor.units import plural
 
 MARK = "<!-- fusion-advisor report -->"
 """First line of the text, by which a file or comment is known as this tool's own."""
@@ -18,10 +18,16 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|<>~&@:])")
 def compose(report: Report) -> str:
     """Return the report as Markdown, the verdict first."""
     report = cleaned(report)
-    parts = [MARK, f"### {escape(_verdict(report))}", _about(report)]
-    parts += [_variants(report)] if report.variants else []
-    parts += [_attempts(report)] if report.attempts else [_kinds(report)]
-    parts += [_findings(report), _notes(report)]
+    seen = view.of(report)
+    parts = [MARK, f"### {escape(seen.headline)}", *map(escape, seen.proof), _about(seen)]
+    if seen.variants:
+        parts += [laid_out(seen.variants), escape(f"The rest is about {variants.names(report)[0]}.")]
+    parts += _facts(seen.step)
+    if report.attempts:
+        parts.append(_attempts(seen))
+    elif seen.kinds.rows:
+        parts.append(_folded(seen.kinds.caption, laid_out(seen.kinds)))
+    parts += [_findings(seen), _notes(report, seen)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -35,110 +41,64 @@ def code(text: str) -> str:
     return f"`{text.replace('`', 'ˋ').replace('|', '∣')}`" if text else ""
 
 
-def _verdict(report: Report) -> str:
-    if not report.attempts:
-        return verdict.of_findings(report)
-    both = verdict.arms(report)
-    change = f"{labels.change(*both)}: " if both else ""
-    return f"{change}{verdict.of_attempts(report)}"
+def _about(seen: View) -> str:
+    items = [code(plain(seen.subject[0])), *(escape(plain(item)) for item in (*seen.subject[1:], *seen.about[1:]))]
+    return " · ".join(items)
 
 
-def _about(report: Report) -> str:
-    env = report.environment
-    where = "no CUDA device: CPU ops stand in for kernels, times are CPU times" if labels.cpu_times(report) else env.gpu
-    where = ", ".join(filter(None, (where, labels.scaled(report))))
-    where = f"predicted for {labels.predicted(report)}" if labels.predicted(report) else where
-    if report.workload:
-        inputs = ", ".join(map(labels.tensor, report.workload.inputs))
-        subject = (
-            f"{code(labels.target(report.workload))} on {code(inputs)}" if inputs else code(report.workload.target)
-        )
-    else:
-        subject = code(labels.file_name(report.source))
-    items = [subject, escape(where or ""), escape(f"torch {env.torch}") if env.torch else ""]
-    if report.latency:
-        items.append(f"step {labels.interval(report.latency)}")
-    if count := verdict.kernels(report):
-        items.append(plural(round(count / verdict.steps_shown(report)), labels.kernel_word(report)))
-    return " · ".join(item for item in items if item)
-
-
-def _variants(report: Report) -> str:
-    rows = [[escape(cell) for cell in astuple(row)] for row in variants.rows(report)]
-    told = [*variants.notes(report), f"All else here is on {variants.names(report)[0]}."]
-    return table([*variants.headings(report)], rows, numbers=(1, 2, 3)) + "\n\n" + escape(" ".join(told))
-
-
-def _kinds(report: Report) -> str:
-    if not report.timeline or not report.timeline.by_kind:
+def _findings(seen: View) -> str:
+    if not seen.findings:
         return ""
-    steps, scale = verdict.steps_shown(report), verdict.scale(report)
-    ranked = sorted(report.timeline.by_kind, key=lambda k: -k.gpu_us)
-    total = sum(k.gpu_us for k in ranked) or 1.0
-    rows = [
-        [labels.KINDS.get(k.kind, escape(k.kind)), f"{round(k.kernels / steps):,}", scale.time(k.gpu_us / steps),
-         percent(k.gpu_us / total)]
-        for k in ranked
-    ]  # fmt: skip
-    word = f"{labels.kernel_word(report)}s"
-    return _folded(f"Time by kind of {word[:-1]}", table(["kind", word, "time", "share"], rows, numbers=(1, 2, 3)))
-
-
-def _findings(report: Report) -> str:
-    ranked = verdict.ranked(report)
-    if not ranked:
-        return ""
-    rows = [_finding(report, finding) for finding in ranked[:FINDINGS_SHOWN]]
-    more = len(ranked) - FINDINGS_SHOWN
-    shown = table(["", "finding", "where", f"could save ({labels.bound(report)})", "how"], rows, numbers=(3,))
+    rows = []
+    for one in seen.findings[:FINDINGS_SHOWN]:
+        rule = f"[{one.finding.rule}]({one.url})" if one.url else escape(one.finding.rule)
+        place = " ".join(filter(None, (code(one.where), code(one.lines))))
+        rows.append([rule, escape(one.title), place, one.saving, ", ".join(one.finding.remedies)])
+    more = len(seen.findings) - FINDINGS_SHOWN
+    shown = table(["", "finding", "where", f"saving ({seen.saving})", "how"], rows, numbers=(3,))
     return shown + (f"\n\nand {plural(more, 'smaller finding')}" if more > 0 else "")
 
 
-def _finding(report: Report, finding: Finding) -> list[str]:
-    table = report.timeline.kernels if report.timeline else KernelTable()
-    places = [code(labels.where(finding)), code(labels.lines(finding, table))]
-    page = catalog.url(finding.rule)
-    rule = f"[{finding.rule}]({page})" if page else escape(finding.rule)
-    title = f"{escape(finding.title)} {labels.counted(finding)}".rstrip()
-    return [
-        rule,
-        title,
-        " ".join(filter(None, places)),
-        labels.saving(finding, verdict.scale(report)),
-        ", ".join(finding.remedies),
+def _attempts(seen: View) -> str:
+    rows = []
+    for row in seen.tried.table.rows:
+        *cells, verdict = map(plain, row.cells)
+        reasons = [plain(item) for fact in row.details if fact.verbose is None for item in fact.items]
+        rows.append([escape(cell) for cell in cells] + [escape(". ".join([verdict, *reasons]))])
+    parts = [table([c.title for c in seen.tried.table.columns], rows, numbers=(4, 5))] if rows else []
+    parts += [escape(labels.PAIRED)] if any(row[5] for row in rows) else []
+    names = ", ".join(map(code, seen.tried.not_applicable))
+    parts += [f"Not applicable: {names}"] if names else []
+    parts += [_folded("Why", "\n".join(f"- {escape(plain(f.items[0]))}" for f in seen.tried.reasons))] if names else []
+    return "\n\n".join([*parts, *_facts(seen.tried.facts)])
+
+
+def _facts(facts: tuple[Fact, ...]) -> list[str]:
+    """Each fact a line of a list."""
+    lines = [
+        f"- {fact.label}: {escape(fact.gap.join(map(plain, fact.items)))}"
+        for fact in facts
+        if fact.verbose is not False
     ]
+    return ["\n".join(lines)] if lines else []
 
 
-def _attempts(report: Report) -> str:
-    rows = [_attempt(report, attempt) for attempt in report.attempts]
-    word = f"{labels.kernel_word(report)}s"
-    head = ["strategy", "outcome", word, "error vs eager's", "before → after", "speed-up (95 %)"]
-    shown = table(head, rows, numbers=(3, 5))
-    return f"{shown}\n\n{labels.PAIRED}" if any(map(labels.paired, report.attempts)) else shown
-
-
-def _attempt(report: Report, attempt: Attempt) -> list[str]:
-    check, counts, gain = attempt.verification, attempt.kernels, attempt.speedup
-    outcome = labels.outcome(report, attempt)
-    return [
-        code(attempt.strategy),
-        f"{outcome}. {escape(attempt.reason)}" if attempt.reason else outcome,
-        f"{counts.before} → {counts.after}" if counts else "",
-        labels.ratio(check.rmse_ratio) if check and check.rmse_ratio is not None else "",
-        labels.paired(attempt),
-        f"{labels.ratio(gain.median)} ({gain.ci95[0]:.2f}–{gain.ci95[1]:.2f})" if gain else "",
-    ]
-
-
-def _notes(report: Report) -> str:
-    lost = report.timeline.lost if report.timeline else ()
-    lines = [f"> [!WARNING]\n> {escape(sentence)}" for sentence in (*lost, *variants.warnings(report))]
+def _notes(report: Report, seen: View) -> str:
+    lines = [f"> [!WARNING]\n> {escape(plain(f.items[0]))}" for f in seen.notes if f.label in ("Warning", "Lost")]
     asides = [
-        f"- {m.rule} nearly{', ' if m.module else ''}{code(m.module)}: {escape(m.reason)}" for m in report.near_misses
+        f"- {m.rule} near miss{', ' if m.module else ''}{code(m.module)}: {escape(m.reason)}"
+        for m in report.near_misses
     ]
     asides += [f"- {p.rule} passed: {escape(p.message)}" for p in report.passed]
-    asides += [f"- {n.rule} does not apply: {escape(n.reason)}" for n in report.not_applicable]
-    return "\n\n".join([*lines, _folded("What else was looked at", "\n".join(asides))]).strip()
+    asides += [f"- {n.rule} not applicable: {escape(n.reason)}" for n in report.not_applicable]
+    return "\n\n".join([*lines, _folded("Other checks", "\n".join(asides))]).strip()
+
+
+def laid_out(made: Table) -> str:
+    """Return a table whose words are decided as Markdown, its notes below."""
+    numbers = tuple(i for i, column in enumerate(made.columns) if column.number)
+    rows = [[escape(plain(cell)) for cell in row.cells] for row in made.rows]
+    return "\n\n".join([table([c.title for c in made.columns], rows, numbers=numbers), *map(escape, made.notes)])
 
 
 def _folded(title: str, body: str) -> str:

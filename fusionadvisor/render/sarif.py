@@ -16,7 +16,6 @@ from fusionadvisor.errors import InputError
 from fusionadvisor.render import labels, verdict
 from fusionadvisor.render.text import cleaned
 from fusionadvisor.report.model import Finding, Report, Source
-from fusionadvisor.report.step import Place, source_of
 from fusionadvisor.units import plural
 
 MARK = '{"properties": {"writtenBy": "fusion-advisor"}'
@@ -85,7 +84,7 @@ def _rule(rule: str, findings: list[Finding]) -> dict[str, Any]:
 def _result(finding: Finding, index: int, report: Report, folders: Folders) -> dict[str, Any]:
     assert finding.source is not None
     modules = finding.modules or (finding.module,)
-    others = [(m, source_of(report, Place(finding.rule, m))) for m in modules[1 : RELATED + 1]]
+    others = zip(modules[1 : RELATED + 1], finding.sources[1:], strict=False)
     related = [_location(source, module, report, folders) for module, source in others if source]
     return {
         "ruleId": finding.rule,

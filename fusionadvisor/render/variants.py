@@ -1,27 +1,16 @@
 """Several workloads of one target side by side: batch sizes, or prefill and decode. Works from the report alone."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 
+from fusionadvisor import catalog
 from fusionadvisor.render import labels, verdict
+from fusionadvisor.render.parts import Column, Row, Table
 from fusionadvisor.report.model import Report, Workload
 from fusionadvisor.units import percent
 
 GENERATION = ("prefill", "decode")
 """Entries whose samples are tokens."""
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One workload, each cell as it is shown."""
-
-    name: str
-    step: str
-    kernels: str
-    per_sample: str
-    launch_bound: str
-    finding: str
 
 
 def each(report: Report) -> tuple[Report, ...]:
@@ -37,22 +26,22 @@ def names(report: Report) -> list[str]:
     return [", ".join([work.entry or ""] * entries + [f"batch {work.batch or 'as given'}"] * batches) for work in works]
 
 
-def headings(report: Report) -> tuple[str, ...]:
-    """Titles of the columns, in the order of :class:`Row`'s fields."""
-    word = f"{labels.kernel_word(report)}s"
-    return ("", "step", word, f"per {_sample(report)}", "launch-bound", "top finding")
-
-
-def rows(report: Report) -> list[Row]:
-    """The table. Times are in one unit a column, so that they compare at a glance, and the least keeps its digits."""
+def table(report: Report) -> Table:
+    """The workloads side by side. Times are in one unit a column, so that they compare at a glance."""
     reports = each(report)
     steps = labels.Scale.of(max(map(verdict.of_step, reports)))
     shares = [verdict.of_step(one) / samples(one) for one in reports]
-    share = labels.Scale.of(10 * min(shares))
-    return [
-        Row(name, steps.time(verdict.of_step(one)), _kernels(one), share.time(per), launch_bound(one), _top(one))
+    share = labels.Scale.of(10 * min(shares))  # the least keeps its digits
+    columns = (
+        Column(""), Column("step", number=True), Column(f"{labels.kernel_word(report)}s", number=True),
+        Column(f"per {_sample(report)}", number=True), Column("launch-bound"), Column("top finding", wraps=True),
+    )  # fmt: skip
+    rows = [
+        Row((name, steps.time(verdict.of_step(one)), f"{verdict.step_kernels(one):,}", share.time(per),
+             launch_bound(one), _top(one)))
         for name, one, per in zip(names(report), reports, shares, strict=True)
-    ]
+    ]  # fmt: skip
+    return Table("Side by side", columns, tuple(rows), tuple(notes(report)))
 
 
 def samples(report: Report) -> int:
@@ -66,13 +55,15 @@ def samples(report: Report) -> int:
 
 def launch_bound(report: Report) -> str:
     """``no``; ``yes, 40 % idle``; where launching was not seen, from how long a launch on it is: ``above 3.0 µs``."""
-    told = report.fusion.launch_bound
-    if told.share is not None:
+    launching = report.fusion.launch_bound
+    if launching.share is not None:
         return (
-            f"yes, {percent(told.share)} idle" if any(f.rule == labels.LAUNCH_BOUND for f in report.findings) else "no"
+            f"yes, {percent(launching.share)} idle"
+            if any(catalog.concerns(f.rule, "launches") for f in report.findings)
+            else "no"
         )
-    if told.break_even_us is not None and not labels.cpu_times(report):
-        return f"above {told.break_even_us:.1f} µs"
+    if launching.break_even_us is not None and not labels.cpu_times(report):
+        return f"above {launching.break_even_us:.1f} µs"
     if report.predicted and report.predicted.kernel_us.likely is not None:
         return f"above {report.predicted.kernel_us.likely / max(report.predicted.kernels, 1):.1f} µs"
     return "unknown"
@@ -86,9 +77,10 @@ def best(report: Report) -> str:
     shares = [verdict.of_step(one) / samples(one) for one in reports]
     least = min(range(len(shares)), key=shares.__getitem__)
     if not least or not shares[least]:
-        return f"Larger batches bring nothing here: {names(report)[0]} takes least time a {_sample(report)}"
+        return f"Larger batches do not help: {names(report)[0]} takes the least time per {_sample(report)}"
     gain = labels.ratio(shares[0] / shares[least])
-    return f"Least time a {_sample(report)} at {names(report)[least]}: {gain} faster than {names(report)[0]}"
+    best, first = names(report)[least], names(report)[0]
+    return f"{best.capitalize()} takes the least time per {_sample(report)}: {gain} faster than {first}"
 
 
 def notes(report: Report) -> list[str]:
@@ -96,19 +88,19 @@ def notes(report: Report) -> list[str]:
     if not any(launch_bound(one).startswith("above") for one in each(report)):
         return []
     where = f" on the {report.predicted.gpu}" if report.predicted else ""
-    return [f"Launch-bound{where} where the CPU needs more time than that to launch a kernel."]
+    return [f"Launch-bound{where} if the CPU takes longer than this to launch one kernel."]
 
 
 def warnings(report: Report) -> list[str]:
     """The warnings of all workloads, once each; one that is not on all of them names those it is on."""
     reports: Sequence[Report] = each(report)
-    said: dict[str, list[str]] = {}
+    messages: dict[str, list[str]] = {}
     for name, one in zip(names(report), reports, strict=True):
         for warning in one.warnings:
-            said.setdefault(warning.message, []).append(name)
+            messages.setdefault(warning.message, []).append(name)
     return [
         message if len(of) == len(reports) else f"{'; '.join(of)}: {message}" if any(of) else message
-        for message, of in said.items()
+        for message, of in messages.items()
     ]
 
 
@@ -116,13 +108,9 @@ def _sample(report: Report) -> str:
     return "token" if all(one.workload and one.workload.entry in GENERATION for one in each(report)) else "sample"
 
 
-def _kernels(report: Report) -> str:
-    return f"{round(verdict.kernels(report) / verdict.steps_shown(report)):,}"
-
-
 def _top(report: Report) -> str:
     ranked = verdict.ranked(report)
     if not ranked:
         return "none worth acting on" if report.findings else "none"
     count = labels.counted(ranked[0])
-    return f"{ranked[0].rule} {ranked[0].title}{'  ' + count if count else ''}"
+    return f"{ranked[0].rule} {ranked[0].title} {count}".rstrip()

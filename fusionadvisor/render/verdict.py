@@ -57,15 +57,16 @@ def offered(report: Report) -> tuple[str, ...]:
     first = [finding.remedies[0] for finding in findings if finding.remedies]
     found = [r for r in (*first, *(r for finding in findings for r in finding.remedies)) if r in known]
     if not report.environment.gpu:
-        found = [r for r in found if r != "cudagraph"] or found
+        found = [r for r in found if not catalog.entry(r).needs_cuda] or found
     return tuple(dict.fromkeys(found))
 
 
 def syncs(report: Report) -> str:
     """``2 syncs``; where no rule found an op that waits, they are outside its ops."""
-    said = plural(report.fusion.syncs, "sync")
-    caused = any(finding.rule in ("FA302", "FA405") for finding in report.findings)
-    return said if caused or not any(p.rule == "FA302" for p in report.passed) else f"{said} outside the step's ops"
+    count = plural(report.fusion.syncs, "sync")
+    caused = any(catalog.concerns(finding.rule, "syncs", "transfers") for finding in report.findings)
+    looked = any(catalog.concerns(p.rule, "syncs") for p in report.passed)
+    return f"{count} outside the step's ops" if looked and not caused else count
 
 
 def could_save(report: Report) -> float:
@@ -76,47 +77,36 @@ def could_save(report: Report) -> float:
 
 def of_findings(report: Report) -> str:
     """The verdict of a profile or an analysis, beginning with what it cannot say."""
+    word = labels.kernel_word(report)
     if not kernels(report):
-        return f"No {labels.kernel_word(report)}s were recorded: there is nothing to judge"
-    said, share = _of_findings(report), report.fusion.judged_share
-    if outside := next((w.message for w in report.warnings if w.code == OUTSIDE), ""):
+        return f"No {word}s were recorded: there is nothing to analyse"
+    if outside := next((notice.message for notice in report.warnings if notice.code == OUTSIDE), ""):
         return outside
     if report.fusion.not_examined:
         return f"Not examined: {report.fusion.not_examined}"
-    idle = report.fusion.launch_bound.idle_share
+    message, idle = _of_findings(report), report.fusion.launch_bound.idle_share
     if idle is not None and idle > MOST:
         whole, times = of_step(report), scale(report)
         first = f"The GPU is idle for {percent(idle)} of the step: {times.bound(idle * whole)} of {times.bound(whole)}"
-        return first if could_save(report) <= 0 else f"{first}. {said}"
-    if share >= MOST:
-        return said
-    return f"{said}, judging by {percent(share)} of {labels.kernel_word(report)} time alone"
+        return first if could_save(report) <= 0 else f"{first}. {message}"
+    if report.fusion.judged_share >= MOST:
+        return message
+    return f"{message}; only {percent(report.fusion.judged_share)} of {word} time could be analysed"
 
 
 def _of_findings(report: Report) -> str:
     if not report.findings:
         return f"Nothing to fuse: {plural(len(report.passed), 'check')} passed"
     if all(finding.footnote for finding in report.findings):
-        return "Nothing worth acting on: every finding is smaller than the noise of a step"
+        return "Nothing worth acting on: every finding is smaller than run-to-run noise"
     high, whole = could_save(report), of_step(report)
     if high <= 0:
-        return f"{plural(len(report.findings), 'finding')}, none that is known to shorten the step"
+        return f"{plural(len(report.findings), 'finding')}, none known to shorten the step"
     time = "the step's CPU time" if labels.cpu_times(report) else "the step"
     if not whole:
-        return f"Up to {scale(report).bound(high)} could go"
-    return (
-        f"Up to {percent(high / whole)} of {time} could go: {scale(report).bound(high)} of {scale(report).bound(whole)}"
-    )
-
-
-def kinds(report: Report) -> list[tuple[str, float, float]]:
-    """For each kind of a step's kernels their number and summed time in µs, the longest first."""
-    found = report.timeline.by_kind if report.timeline else ()
-    if any(k.step_kernels for k in found):
-        rows = [(k.kind, k.step_kernels, k.step_gpu_us) for k in found if k.step_kernels]
-    else:
-        rows = [(k.kind, k.kernels / steps_shown(report), k.gpu_us / steps_shown(report)) for k in found]
-    return sorted(rows, key=lambda row: -row[2])
+        return f"Up to {scale(report).bound(high)} could be saved"
+    parts = f"{scale(report).bound(high)} of {scale(report).bound(whole)}"
+    return f"Up to {percent(high / whole)} of {time} could be saved: {parts}"
 
 
 def unfused_share(report: Report) -> float:
@@ -149,6 +139,14 @@ def arms(report: Report) -> tuple[float, float] | None:
     return (before.median_ms, before.median_ms / gain.median) if before and gain else None
 
 
+def headline(report: Report) -> str:
+    """The verdict of a report, with its figures."""
+    if not report.attempts and report.command != "apply":
+        return of_findings(report)
+    both = arms(report) if report.result else None
+    return of_attempts(report) + (f": {labels.change(*both)}" if both else "")
+
+
 def of_attempts(report: Report) -> str:
     """The verdict of an apply, without its figures."""
     if not report.attempts:
@@ -160,6 +158,8 @@ def of_attempts(report: Report) -> str:
         return f"{labels.ratio(gain)} faster" if gain > 1 else f"{labels.ratio(1 / gain)} slower"
     if len(report.attempts) > 1 and any(a.before for a in report.attempts):
         return "Nothing was changed: no proven gain"
+    if report.hunt:
+        return "Nothing was changed: no strategy was measured"
     worst = next((a for a in report.attempts if labels.failed(a)), report.attempts[-1])
     return f"Nothing was changed: {worst.strategy} {labels.ENDED[worst.outcome]}"
 

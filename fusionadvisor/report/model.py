@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = "1.0"
 INTERRUPTED = "W-interrupted"
-LOST = "W-recipe"
-"""A warning that a recipe did not hold when a fresh process loaded it, so that nothing was kept."""
 """Code of the warning on a report of a run that Ctrl-C ended."""
+
+LOST = "W-recipe"
+"""Code of the warning that a recipe did not hold when a fresh process loaded it, so that nothing was kept."""
 
 OUTSIDE = "W23"
 """Code of the warning on a step most of which passes outside PyTorch's ops."""
@@ -340,6 +341,8 @@ class Finding:
     source: Source | None = None
     modules: tuple[str, ...] = ()
     """Every module path it was found at, in order of time; ``module`` is the first."""
+    sources: tuple[Source | None, ...] = ()
+    """The line of each of ``modules``, None where it is unknown; ``source`` is the line of ``module``."""
     instances: int = 1
     kernels: tuple[int, ...] = ()
     """Indices into the kernel table, of all instances."""
@@ -384,7 +387,7 @@ class NotApplicable:
 
 
 @dataclass(frozen=True, slots=True)
-class Warning:
+class Notice:
     """Something the reader must know before trusting a number."""
 
     code: str
@@ -564,7 +567,7 @@ class Report:
     """The kept attempts together. Its median drifts with the machine: the original's over ``result`` does not."""
     passed: tuple[Passed, ...] = ()
     not_applicable: tuple[NotApplicable, ...] = ()
-    warnings: tuple[Warning, ...] = ()
+    warnings: tuple[Notice, ...] = ()
     files: tuple[str, ...] = ()
     """Files this run wrote."""
     variants: tuple["Report", ...] = ()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from fusionadvisor.report import step
 from fusionadvisor.report.diff import FusionChange, ModuleChange
 
-OPS_SAID = 6
+OPS_SHOWN = 6
 
 
 def percent_change(ratio: float) -> str:
@@ -34,11 +34,11 @@ def alike(changes: Sequence[FusionChange]) -> list[list[FusionChange]]:
 def fusion_words(change: FusionChange) -> str:
     """``Fuse the pointwise chain ×2`` with what became of it."""
     times = f" ×{change.count}" if change.count > 1 else ""
-    said = {
-        "lost": "no longer fused", "new": "new and unfused", "gained": "fused now", "gone": "no longer found",
-        "moved": f"now at {change.to}", "hidden": "inside a graph on the other side, where it is not sought",
+    words = {
+        "lost": "no longer fused", "new": "new and unfused", "gained": "now fused", "gone": "no longer found",
+        "moved": f"now at {change.to}", "hidden": "not analysed: the other side replays it from a CUDA graph",
     }[change.event]  # fmt: skip
-    return f"{change.rule} {change.title}{times}: {said}"
+    return f"{change.rule} {change.title}{times}: {words}"
 
 
 def module_words(change: ModuleChange) -> str:
@@ -50,8 +50,8 @@ def module_words(change: ModuleChange) -> str:
 
 def _ops(ops: tuple[tuple[str, int], ...]) -> str:
     often = sorted(ops, key=lambda op: (-op[1], op[0]))
-    said = ", ".join(f"{op} ×{count}" if count > 1 else op for op, count in often[:OPS_SAID])
-    return f"{said} and {len(ops) - OPS_SAID} other ops" if len(ops) > OPS_SAID else said
+    names = ", ".join(f"{op} ×{count}" if count > 1 else op for op, count in often[:OPS_SHOWN])
+    return f"{names} and {len(ops) - OPS_SHOWN} other ops" if len(ops) > OPS_SHOWN else names
 
 
 def names(change: ModuleChange) -> str:

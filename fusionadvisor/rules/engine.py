@@ -17,11 +17,11 @@ from fusionadvisor.report.model import (
     LaunchBound,
     NearMiss,
     NotApplicable,
+    Notice,
     Passed,
     Range,
     Saving,
     Source,
-    Warning,
 )
 from fusionadvisor.rules.base import Candidate, Looked, Mean, Rule, source
 
@@ -46,7 +46,7 @@ class Advice:
     near_misses: tuple[NearMiss, ...] = ()
     passed: tuple[Passed, ...] = ()
     not_applicable: tuple[NotApplicable, ...] = ()
-    warnings: tuple[Warning, ...] = ()
+    warnings: tuple[Notice, ...] = ()
     fusion: Fusion = field(default_factory=Fusion)
     group_of_kernel: "npt.NDArray[np.int64] | None" = None
     bytes_of_kernel: "npt.NDArray[np.int64] | None" = None
@@ -57,10 +57,10 @@ def rules() -> tuple[Rule, ...]:
     return _loaded()[0]
 
 
-def _loaded() -> tuple[tuple[Rule, ...], list[Warning]]:
+def _loaded() -> tuple[tuple[Rule, ...], list[Notice]]:
     """Load the rules. One of another package that cannot be costs a warning."""
     found: list[Rule] = []
-    warnings = [Warning("W10", said) for said in catalog.refused_rules()]
+    warnings = [Notice("W10", said) for said in catalog.refused_rules()]
     for entry in catalog.rules():
         module, name = entry.home.split(":")
         try:
@@ -81,8 +81,8 @@ def _loaded() -> tuple[tuple[Rule, ...], list[Warning]]:
     return tuple(found), warnings
 
 
-def _left_out(entry: catalog.Entry, why: str) -> Warning:
-    return Warning("W10", f"Rule {entry.id} of {entry.package} {why}.")
+def _left_out(entry: catalog.Entry, why: str) -> Notice:
+    return Notice("W10", f"Rule {entry.id} of {entry.package} {why}.")
 
 
 def run(facts: Facts, among: Iterable[Rule] | None = None) -> Advice:
@@ -91,7 +91,7 @@ def run(facts: Facts, among: Iterable[Rule] | None = None) -> Advice:
     misses: list[NearMiss] = []
     passed: list[Passed] = []
     skipped: list[NotApplicable] = []
-    warnings: list[Warning] = []
+    warnings: list[Notice] = []
     if among is None:
         among, warnings = _loaded()
     unseen = _unseen(facts, _judged_share(facts))
@@ -99,7 +99,7 @@ def run(facts: Facts, among: Iterable[Rule] | None = None) -> Advice:
         try:
             looked = rule.look(facts)
         except Exception as error:  # noqa: BLE001 - one broken rule must not cost the others' findings
-            warnings.append(Warning("W10", f"Rule {rule.id} failed and was left out: {type(error).__name__}: {error}"))
+            warnings.append(Notice("W10", f"Rule {rule.id} failed and was left out: {type(error).__name__}: {error}"))
             continue
         misses.extend(looked.near_misses)
         proposals.extend(_Proposal(rule, c) for c in _honest(rule, looked, facts))
@@ -128,7 +128,7 @@ class _Proposal:
     winners: list["_Proposal"] = field(default_factory=list)
 
 
-def _unjudged(facts: Facts) -> list[Warning]:
+def _unjudged(facts: Facts) -> list[Notice]:
     """Say how much of the recording no rule could look at."""
     kernels = facts.timeline.kernels
     apart = (kernels["op_id"].to_numpy() < 0) & (kernels["graph_id"].to_numpy() < 0)
@@ -138,7 +138,7 @@ def _unjudged(facts: Facts) -> list[Warning]:
     share = us / (float(kernels["dur_ns"].sum()) / 1e3 or 1.0)
     count = units.plural(int(apart.sum()), "kernel")
     return [
-        Warning(
+        Notice(
             "W11",
             f"{count} ({units.time_us(us)}, {units.percent(share)} of kernel time) could not be linked to an op: "
             "they are counted in the totals, and no finding covers them.",
@@ -228,13 +228,17 @@ def _collapse(group: list[_Proposal], facts: Facts) -> Finding:
     own = [p.candidate.step_us for p in group if p.candidate.step_us is not None]
     step = cost.scale(cost.total(own), 1 / facts.steps) if own else _step_saving(group, gpu, facts)
     places = [_place(p.candidate) for p in group]
-    modules = dict.fromkeys(module for module, _ in places if module)
+    modules: dict[str, Source | None] = {}
+    for module, line in places:
+        if module:
+            modules[module] = modules.get(module) or line
     worth = max(step.high, gpu.high)
     too_little = worth < max(rule.worth_us, rule.worth_share * facts.busy_us / facts.steps)
     return Finding(
         id="", rule=rule.id, title=first.title or entry.title, module=places[0][0] or next(iter(modules), ""),
         saving=Saving(gpu, step), source=places[0][1],
-        modules=tuple(modules)[:MODULES_SHOWN], instances=max(1, round(sum(times) / facts.steps)),
+        modules=tuple(modules)[:MODULES_SHOWN], sources=tuple(modules.values())[:MODULES_SHOWN],
+        instances=max(1, round(sum(times) / facts.steps)),
         kernels=tuple(k for n in shown for k in facts.nodes[n].kernels), kernel_us=us / facts.steps,
         share=us / facts.kernel_us if facts.kernel_us else 0.0, flow=facts.dataflow.flow,
         evidence=_evidence(first, nodes, sum(times), facts),

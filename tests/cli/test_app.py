@@ -14,7 +14,7 @@ from fusionadvisor.cli import app
 from fusionadvisor.errors import EnvironmentUnfitError
 from fusionadvisor.render.markdown import MARK
 from fusionadvisor.report import codec
-from fusionadvisor.report.model import Warning
+from fusionadvisor.report.model import Notice
 from tests.cli.conftest import Advisor, Cli
 from tests.render.samples import APPLY, CPU_PROFILE, NOT_TRIED, REFUSED
 
@@ -45,7 +45,7 @@ def test_without_arguments_it_helps(cli: Cli) -> None:
         (("apply",), "Add --strategy"),
         (("apply", "--strategy", ","), "Add --strategy"),
         (("apply", "--strategy", "cudagraphs"), "Did you mean 'cudagraph'?"),
-        (("apply", "--strategy", "cudagraph"), "There is no last profile in this folder."),
+        (("apply", "--strategy", "cudagraph"), "No model has been profiled in this folder."),
     ],
 )
 def test_usage_errors_are_one_sentence_and_exit_2(cli: Cli, arguments: tuple[str, ...], said: str) -> None:
@@ -89,7 +89,7 @@ def test_interruption_exits_130(cli: Cli, advisor: Advisor, monkeypatch: pytest.
 
 
 def test_json_on_stdout_is_pure(cli: Cli, advisor: Advisor) -> None:
-    advisor.report = replace(CPU_PROFILE, warnings=(Warning("W01", "Mind\x1b[2J this."),))
+    advisor.report = replace(CPU_PROFILE, warnings=(Notice("W01", "Mind\x1b[2J this."),))
     ran = cli("profile", "x.py", "--format", "json")
     assert codec.from_json(ran.out) == advisor.report
     assert "what the user's own code prints\n" in ran.err
@@ -98,7 +98,7 @@ def test_json_on_stdout_is_pure(cli: Cli, advisor: Advisor) -> None:
 
 def test_text_on_stdout_without_what_the_model_prints(cli: Cli, advisor: Advisor) -> None:
     ran = cli("analyze", "x.json")
-    assert "could save (estimate)" in ran.out
+    assert "saving (estimate)" in ran.out
     assert "own code prints" not in ran.out
 
 
@@ -175,7 +175,7 @@ def test_profile_in_a_folder_that_cannot_be_written_still_reports(cli: Cli, advi
     (tmp_path / ".fusion-advisor").write_text("a file where the folder would be")
     ran = cli("profile", "x.py")
     assert ran.code == 0
-    assert "warning: `apply` will need its target named" in ran.err
+    assert "warning: `apply` will need its target as an argument" in ran.err
     assert "Findings" in ran.out
 
 
@@ -274,14 +274,14 @@ def test_output_without_room_is_one_sentence(arguments: str, unbuffered: str) ->
     )  # fmt: skip
     assert done.returncode == 2
     assert done.stderr == (
-        "error: The output cannot be written: No space left on device.  Let it go where there is room.\n"
+        "error: The output cannot be written: No space left on device.  Write it to a disk that has room.\n"
     )
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        ("list rules >&-", 2, "error: Standard output is closed.  Let it go to a file, or to /dev/null.\n"),
+        ("list rules >&-", 2, "error: Standard output is closed.  Redirect it to a file or to /dev/null.\n"),
         ("explain FA999 2>&-", 2, ""),
         ("explain FA101 2>&- >/dev/null", 0, ""),
         ("analyze - <&-", 2, "error: standard input is empty."),

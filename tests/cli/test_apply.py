@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fusionadvisor.cli.apply import _lost
-from fusionadvisor.report.model import LOST, Report, Tool, Warning
+from fusionadvisor.report.model import LOST, Notice, Report, Tool
 from tests.cli.conftest import Cli
 
 MODEL = """
@@ -66,8 +66,8 @@ def test_a_folder_of_the_users_is_refused_before_any_work(cli: Cli, tmp_path: Pa
 
 
 def test_a_recipe_that_was_lost_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:
-    lost = Warning(LOST, "The recipe did not hold in a fresh process and was not kept: it died.")
-    report = Report(Tool("fusion-advisor", "0"), "", "apply", warnings=(Warning("W1", "other"),))
+    lost = Notice(LOST, "The recipe did not hold in a fresh process and was not kept: it died.")
+    report = Report(Tool("fusion-advisor", "0"), "", "apply", warnings=(Notice("W1", "other"),))
     assert _lost(report) == 0
     assert _lost(replace(report, warnings=(*report.warnings, lost))) == 4
     assert "The recipe did not hold in a fresh process and was not kept: it died." in capsys.readouterr().err

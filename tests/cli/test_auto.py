@@ -21,12 +21,12 @@ def test_the_budget_is_read(cli: Cli, advisor: Advisor, given: str | None, secon
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("auto,inplace",), "auto chooses the strategies itself."),
-        (("auto", "--budget", "soon"), "--budget 'soon' is no time."),
-        (("auto", "--budget", "-3s"), "--budget '-3s' is no time."),
-        (("auto", "--budget", "nan"), "--budget 'nan' is no time."),
-        (("inplace", "--budget", "3s"), "--budget and --goal are for the search."),
-        (("inplace", "--goal", "memory"), "--budget and --goal are for the search."),
+        (("auto,inplace",), "auto cannot be combined with other strategies."),
+        (("auto", "--budget", "soon"), "--budget 'soon' is not a time."),
+        (("auto", "--budget", "-3s"), "--budget '-3s' is not a time."),
+        (("auto", "--budget", "nan"), "--budget 'nan' is not a time."),
+        (("inplace", "--budget", "3s"), "--budget and --goal need --strategy auto."),
+        (("inplace", "--goal", "memory"), "--budget and --goal need --strategy auto."),
         (("auto", "--set", "auto.x=1"), "names a strategy that is not applied."),
         (("auto", "--site", "layers"), "cannot be confined to a module."),
         (("auto", "--goal", "speed"), "--goal"),

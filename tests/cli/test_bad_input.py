@@ -115,6 +115,6 @@ def test_a_message_of_several_lines_is_one_sentence(cli: Cli, tmp_path: Path) ->
 
 def test_a_repeat_is_said_to_be_dropped(cli: Cli, tmp_path: Path) -> None:
     ran = cli("profile", "nothere.py", "--batch", "1,01, 2")
-    assert ran.err.startswith("warning: --batch names 1 2 times; it is taken once.\nerror: ")
+    assert ran.err.startswith("warning: --batch names 1 2 times; it is used once.\nerror: ")
     ran = cli("apply", "nothere.py", "--strategy", "fuse_modules,inplace,Fuse_Modules")
-    assert ran.err.startswith("warning: --strategy names fuse_modules 2 times; it is taken once.\nerror: ")
+    assert ran.err.startswith("warning: --strategy names fuse_modules 2 times; it is used once.\nerror: ")

@@ -21,7 +21,7 @@ def test_it_names_the_fusions_gained(cli: Cli) -> None:
     ran = cli("compare", "eager.json", "fused.json")
     assert (ran.code, ran.err) == (0, "")
     assert "2 fusions gained; kernels 10 → 4" in ran.out
-    assert "gained  FA103 Fuse it ×2 · layers.0.norm, layers.1.norm" in ran.out
+    assert "gained  FA103 Fuse it ×2  layers.0.norm, layers.1.norm" in ran.out
 
 
 def test_a_trace_is_analysed_first(cli: Cli, advisor: Advisor, tmp_path: Path) -> None:

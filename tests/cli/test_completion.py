@@ -138,4 +138,4 @@ def test_without_a_known_shell_it_says_so(cli: Cli, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("typer.completion._get_shell_name", lambda: None)
     ran = cli("--show-completion")
     assert ran.code == 3
-    assert ran.err.endswith("error: Which shell this is could not be told.  Start it from bash, zsh or fish.\n")
+    assert ran.err.endswith("error: The shell could not be recognised.  Start it from bash, zsh or fish.\n")

@@ -17,7 +17,7 @@ def test_profile_then_apply(cli: Cli, tmp_path: Path) -> None:
     ran = cli("profile", f"{SAMPLES}/residual_block.py", "--json", "profile.json")
     assert ran.code == 0
     assert "residual_block.py:build_model → ResidualBlock" in ran.out
-    assert "bn1, bn2 · residual_block.py:18, 21" in ran.out
+    assert "residual_block.py:18, 21" in ran.out
     assert "assumed: " in ran.out
     report = codec.read(tmp_path / "profile.json")
     (fold,) = [f for f in report.findings if f.rule == "FA101"]
@@ -38,8 +38,8 @@ def test_profile_then_apply(cli: Cli, tmp_path: Path) -> None:
     assert attempt.speedup is not None
     low, high = attempt.speedup.ci95
     assert low <= attempt.speedup.median <= high
-    assert "gone: aten::native_batch_norm ×2" in ran.out
-    assert "A/A" in ran.out
+    assert "2 of 2" in ran.out
+    assert "identical copies" in ran.out
     assert (tmp_path / "out" / "recipe.json").exists() is attempt.kept
     assert (report.timeline_after is not None) is attempt.kept
 
@@ -99,7 +99,7 @@ def test_a_table_of_batch_sizes(cli: Cli, tmp_path: Path) -> None:
     for given in ("4,x", "0", "4,,8", "", "-1"):
         ran = cli("profile", target, f"--batch={given}")
         assert (ran.code, ran.out) == (2, "")
-        assert "is no batch size.  Write --batch 8, or --batch 1,8,64" in ran.err
+        assert "is not a batch size.  Write --batch 8, or --batch 1,8,64" in ran.err
 
 
 def test_one_command_gives_prefill_and_decode(cli: Cli, tmp_path: Path) -> None:

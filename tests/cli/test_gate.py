@@ -11,7 +11,7 @@ def test_the_report_is_written_before_the_gate_falls(cli: Cli, advisor: Advisor)
     ran = cli("profile", "x.py", "--fail-on", "FA101", "--fail-on", "syncs>0", "--json", "r.json")
     assert ran.code == 1
     assert "Saved     r.json" in ran.out
-    assert ran.err.endswith("error: --fail-on: findings.FA101: 3, has to be at most 0: bn1, bn2, bn3 block.py:31.\n")
+    assert ran.err.endswith("error: --fail-on: findings.FA101: 3, must be at most 0: bn1, bn2, bn3 block.py:31.\n")
     advisor.report = replace(CPU_PROFILE, findings=(), fusion=Fusion(), passed=(Passed("FA101", "no batch norm"),))
     assert cli("profile", "x.py", "--fail-on", "FA101,syncs>0").code == 0
 

@@ -48,12 +48,12 @@ def test_every_option_is_in_a_panel_and_explained(cli: Cli, command: str) -> Non
 
 def test_defaults_are_shown(cli: Cli) -> None:
     said = " ".join(cli("apply", "--help").out.split())
-    assert re.search(r"--timeout .* Seconds one attempt may take, .* \[default: 300\.0\]", said)
+    assert re.search(r"--timeout .* Time limit of one attempt, .* \[default: 300\.0\]", said)
     assert re.search(r"--goal .* \[default: latency\]", said)
 
 
 def test_the_whole_help_names_the_exit_codes(cli: Cli) -> None:
-    assert "4 a strategy you asked for was refused" in " ".join(cli("--help").out.split())
+    assert "4 a strategy that you asked for was refused" in " ".join(cli("--help").out.split())
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,8 @@ def test_options_of_a_command(cli: Cli, advisor: Advisor, tmp_path: Path) -> Non
     ("text", "said"),
     [
         ("[tool.fusion-advisor.profile]\nstep = 7\n", "Did you mean 'steps'?"),
-        ("[tool.fusion-advisor.profile]\ntrust = true\n", "cannot be set for good"),
-        ("[tool.fusion-advisor]\nprofile = 3\n", "is no table"),
+        ("[tool.fusion-advisor.profile]\ntrust = true\n", "cannot be set in a file"),
+        ("[tool.fusion-advisor]\nprofile = 3\n", "is not a table"),
         ("[tool.fusion-advisor", "cannot be read"),
     ],
 )

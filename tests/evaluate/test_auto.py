@@ -17,6 +17,7 @@ from fusionadvisor.report.model import (
     Attempt,
     Finding,
     Hunt,
+    Notice,
     Outcome,
     Range,
     Saving,
@@ -24,7 +25,6 @@ from fusionadvisor.report.model import (
     Speedup,
     Timing,
     Verification,
-    Warning,
     Workload,
 )
 from fusionadvisor.workload.resolve import resolve
@@ -48,7 +48,7 @@ class World(Trying):
     memory: Mapping[str, int] = field(default_factory=dict)
     wholes: Mapping[str, float] = field(default_factory=dict)
     """What combinations bring in the end; 1.2 unless told."""
-    warnings: list[Warning] = field(default_factory=list)
+    warnings: list[Notice] = field(default_factory=list)
     hunt: Hunt = field(default_factory=lambda: Hunt("latency", 0.0, 0.0))
     seconds: float = 0.0
     costs: float = 1.0

@@ -15,6 +15,7 @@ from fusionadvisor.report.model import (
     LaunchBound,
     NearMiss,
     NotApplicable,
+    Notice,
     Passed,
     Range,
     Refusal,
@@ -28,7 +29,6 @@ from fusionadvisor.report.model import (
     Timing,
     Tool,
     Verification,
-    Warning,
     Workload,
 )
 
@@ -55,7 +55,8 @@ def bound(low: float, high: float, likely: float | None = None) -> Saving:
 FOLD = Finding(
     id="FA101#1", rule="FA101", title="Fold batch norm into its convolution", module="bn1", saving=bound(90, 111, 104),
     source=Source("/home/someone/block.py", 31), modules=("bn1", "bn2", "bn3"), instances=3, kernels=(1, 4, 7),
-    kernel_us=111.0, share=0.24, flow="proven", remedies=("fuse_modules", "compile"), snippet="fuse(conv1, bn1)",
+    sources=(Source("/home/someone/block.py", 31),) * 3, kernel_us=111.0, share=0.24, flow="proven",
+    remedies=("fuse_modules", "compile"), snippet="fuse(conv1, bn1)",
 )  # fmt: skip
 EPILOGUE = Finding(
     id="FA102#1", rule="FA102", title="Move the activation into the epilogue", module="relu", saving=bound(0, 0),
@@ -91,7 +92,7 @@ PROFILE = Report(
     not_applicable=(NotApplicable("FA107", "the model has no attention"),),
 )  # fmt: skip
 
-LOUD = Warning("W01", "Two threads share this machine with other work: intervals are wide.")
+LOUD = Notice("W01", "Two threads share this machine with other work: intervals are wide.")
 CPU_PROFILE = replace(
     PROFILE,
     environment=CPU,
@@ -179,7 +180,7 @@ REFUSED = replace(
 PREDICTED = replace(
     PROFILE, environment=CPU, latency=None,
     timeline=replace(PROFILE.timeline, basis="predicted", steps=1, step_us=541.8) if PROFILE.timeline else None,
-    warnings=(Warning("W40", "60 % of the predicted time is not calibrated: rely on kernels and bytes."),),
+    warnings=(Notice("W40", "60 % of the predicted time is not calibrated: rely on kernels and bytes."),),
 )  # fmt: skip
 EMPTY = Report(tool=TOOL, created=CREATED, command="analyze", source="empty.json",
                timeline=TimelineSummary(basis="recorded"))  # fmt: skip

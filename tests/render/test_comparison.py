@@ -74,10 +74,10 @@ def test_no_line_is_wider_than_the_terminal(name: str, width: int) -> None:
     [
         ("compare_gained", "2 fusions gained; kernels 10 → 4"),
         ("compare_broken", "2 fusions lost; kernels 4 → 10"),
-        ("compare_same", "Nothing differs in what ran: kernels 10 as before"),
+        ("compare_same", "The same kernels ran: kernels 10 unchanged"),
         ("compare_ranks", "Ranks 0 and 1 of what looks like one job"),
-        ("check_broken", "7 limits do not hold"),
-        ("check_passed", "Passed: the step is the baseline's, kernel for kernel"),
+        ("check_broken", "Failed: 7 limits violated"),
+        ("check_passed", "Passed: the step has the baseline's kernels, in the same order"),
     ],
 )
 def test_the_verdict_comes_first(name: str, verdict: str) -> None:

@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from fusionadvisor.render import charts, html
+from fusionadvisor.render import charts, html, labels
 from fusionadvisor.report.model import Report, Timing
 from tests.render.samples import ALL, APPLY, CHAIN, FOLD, PROFILE, TRACE, bound
 
@@ -64,7 +64,7 @@ def test_it_says_what_the_terminal_says() -> None:
         assert said in text
     text = " ".join(page(PROFILE).text.split())
     for said in (
-        "Up to 40 % of the step could go: 185 µs of 462 µs",
+        "Up to 40 % of the step could be saved: 185 µs of 462 µs",
         "90–111 µs",
         "conv4 has a forward hook",
         "block.py:31",
@@ -103,7 +103,7 @@ def test_waterfall_is_to_scale() -> None:
         float(w) / 100
         for w in re.findall(r'class="(?:before|after|floor)" style="width: ([\d.]+)%', html.compose(APPLY))
     ]
-    # the findings would leave 462 - 111 - 74 µs
+    # the findings would leave 462 - 111 - 74 µs, which is not less than what was reached
     assert shares == pytest.approx([1, 461.1 / 462, 278 / 462, 278 / 462, 277 / 462], abs=1e-4)
 
 
@@ -112,3 +112,16 @@ def test_nothing_to_draw_draws_nothing() -> None:
     assert charts.roofline(PROFILE.timeline.kernels, None) == ""
     assert charts.samples([]) == ""
     assert "circle" not in charts.samples([("a", Timing(1.0, (1.0, 1.0)))])
+
+
+def test_every_kind_has_its_colour() -> None:
+    text = html.compose(PROFILE)
+    for kind in labels.KINDS:
+        assert re.search(rf"\.k-{kind}\b[^}}]*\{{ fill: var\(--c\d\); background: var", text), kind
+
+
+def test_the_limit_is_never_above_what_was_reached() -> None:
+    little = replace(APPLY, findings=(replace(FOLD, saving=bound(0, 1)),))
+    widths = re.findall(r'class="(after|floor)" style="width: ([\d.]+)%', html.compose(little))
+    reached = float(widths[-2][1])
+    assert widths[-1] == ("floor", f"{reached:.2f}")

@@ -1,14 +1,18 @@
 """How figures and places read."""
 
+import ast
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from fusionadvisor import catalog, strategies
 from fusionadvisor.render import html, labels, markdown, perfetto, sarif, terminal
 from fusionadvisor.render.labels import Scale
+from fusionadvisor.render.parts import Column, Row, Table
 from fusionadvisor.render.text import Sheet, clean
-from fusionadvisor.report.model import KernelTable, Report, Timing
+from fusionadvisor.report.model import Report, Source, Timing
 from fusionadvisor.trace.kinds import KINDS
 from tests.render.samples import CPU_PROFILE, EPILOGUE, FOLD, PROFILE, bound
 
@@ -46,13 +50,11 @@ def test_intervals_keep_the_unit_of_their_median() -> None:
 
 
 def test_places() -> None:
-    table = KernelTable(
-        total=5, index=(0, 1, 2, 3, 4), module=("conv1", "bn1", "bn2", "bn2", "bn9"),
-        source=("a/block.py:17", "a/block.py:18", "a/block.py:21", "a/other.py:3", "a/block.py:99"),
-    )  # fmt: skip
-    fold = replace(FOLD, modules=("bn1", "bn2"), kernels=(0, 1, 2, 3))
-    assert labels.lines(fold, table) == "block.py:18, 21, other.py:3"  # not conv1's line, nor bn9's
-    assert labels.lines(replace(fold, kernels=()), table) == "block.py:31"
+    places = (Source("a/block.py", 21), None, Source("a/block.py", 18), Source("a/other.py", 3))
+    fold = replace(FOLD, modules=("bn1", "bn2", "bn3", "bn4"), sources=places)
+    assert labels.lines(fold) == "block.py:18, 21, other.py:3"
+    assert labels.lines(replace(fold, sources=())) == "block.py:31"
+    assert labels.lines(replace(fold, sources=(), source=None)) == ""
     assert labels.where(replace(fold, modules=tuple(f"layer{i}.bn" for i in range(30)))) == (
         "layer0.bn, layer1.bn, layer2.bn, layer3.bn, layer4.bn and 25 more"
     )
@@ -63,7 +65,7 @@ def test_savings_that_are_not_known_or_counted_elsewhere() -> None:
     scale, nothing = Scale.of(462), replace(FOLD, saving=bound(0, 0))
     assert labels.saving(nothing, scale) == "no time"
     assert labels.saving(replace(nothing, rule="FA301"), scale) == "unknown"
-    assert labels.saving(replace(nothing, overlaps=("FA103#1",)), scale) == "counted there"
+    assert labels.saving(replace(nothing, overlaps=("FA103#1",)), scale) == "counted in FA103"
     assert labels.saving(replace(FOLD, overlaps=("FA103#1",)), scale) == "90–111 µs"
 
 
@@ -84,8 +86,12 @@ def test_cleaning(raw: str, cleaned: str) -> None:
 
 
 def test_wide_characters_count_as_two_cells() -> None:
-    assert Sheet(80).cell("日本", 6) == "日本  "
-    assert Sheet(80).cell("日本語", 4) == "日… "
+    sheet = Sheet(80)
+    sheet.table(Table("", (Column(""), Column("")), (Row(("日本", "a")), Row(("bcd", "e")))))
+    assert [line.plain for line in sheet.lines] == ["  日本  a", "  bcd   e"]
+    narrow = Sheet(6)
+    narrow.table(Table("", (Column(""),), (Row(("日本語",)),)))
+    assert [line.plain for line in narrow.lines] == ["  日 …"]
 
 
 def test_long_words_are_not_lost() -> None:
@@ -117,7 +123,38 @@ def test_every_form_calls_a_saving_the_same(report: Report, word: str, other: st
 def test_a_saving_is_a_clause_of_its_own_where_there_is_no_table() -> None:
     scale = Scale.of(462)
     assert labels.could_save(FOLD, PROFILE, scale) == "could save 90–111 µs (bound)"
-    assert labels.could_save(EPILOGUE, PROFILE, scale) == "shares kernels with FA103: each is counted once"
+    assert labels.could_save(EPILOGUE, PROFILE, scale) == "shares kernels with FA103; each is counted once"
     assert labels.could_save(replace(FOLD, saving=bound(0, 0)), PROFILE, scale) == "saves no time"
     launch = replace(FOLD, rule="FA301", saving=bound(0, 0))
     assert labels.could_save(launch, PROFILE, scale) == "what it could save is unknown"
+
+
+def test_no_renderer_knows_a_rule_or_a_strategy_by_its_id() -> None:
+    ids = {entry.id for entry in (*catalog.RULES, *catalog.STRATEGIES)} - {
+        "optimizer",
+        "channels_last",
+    }  # a kind, a layout
+    for file in Path(labels.__file__).parent.rglob("*.py"):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+        assert not ids & {text for text in texts if isinstance(text, str)}, file.name
+
+
+def test_the_catalogue_knows_which_strategies_need_a_device() -> None:
+    for entry in catalog.STRATEGIES:
+        assert strategies.get(entry.id).needs_cuda == entry.needs_cuda
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::Add<float>, A<B<2>>>(int, float*)",
+         "vectorized_elementwise_kernel"),
+        ("void (anonymous namespace)::softmax<c10::Half>(c10::Half*)", "softmax"),
+        ("aten::relu", "aten::relu"),
+        ("triton_" + "x" * 80, "triton_" + "x" * 52 + "…"),
+        ("<lambda>", "<lambda>"),
+    ],
+)  # fmt: skip
+def test_kernels_are_called_by_their_own_name(name: str, short: str) -> None:
+    assert labels.kernel(name) == short

@@ -70,7 +70,7 @@ def test_findings_land_on_their_lines() -> None:
         "Fold batch norm into its convolution ×3 at bn1, bn2, bn3: could save 90–111 µs (bound). "
         "Remedies: fuse_modules, compile."
     )
-    assert "shares kernels with FA103: each is counted once" in results[1]["message"]["text"]
+    assert "shares kernels with FA103; each is counted once" in results[1]["message"]["text"]
     assert {r["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] for r in results} == {"block.py"}
 
 

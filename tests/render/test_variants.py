@@ -13,24 +13,22 @@ from tests.render.samples import BATCHES, CPU_PROFILE, GENERATE, PREDICTED, PROF
 
 
 def test_a_batch_table_by_hand() -> None:
-    assert variants.headings(BATCHES) == ("", "step", "kernels", "per sample", "launch-bound", "top finding")
-    one, eight, all_of_it = variants.rows(BATCHES)
-    assert (one.name, one.step, one.per_sample) == ("batch 1", "64.0 µs", "64.0 µs")
-    assert (eight.name, eight.step, eight.per_sample) == ("batch 8", "80.0 µs", "10.0 µs")
-    assert (all_of_it.step, all_of_it.per_sample) == ("480.0 µs", "7.5 µs")
-    assert [row.kernels for row in (one, eight, all_of_it)] == ["10"] * 3
-    assert [row.launch_bound for row in (one, eight, all_of_it)] == ["yes, 62 % idle", "no", "no"]
-    assert one.finding == "FA301 Replay the step as a graph"
-    assert (eight.finding, all_of_it.finding) == ("FA101 Fold batch norm into its convolution  ×3", "none")
-    assert variants.best(BATCHES) == "Least time a sample at batch 64: 8.53× faster than batch 1"
+    titles = tuple(column.title for column in variants.table(BATCHES).columns)
+    assert titles == ("", "step", "kernels", "per sample", "launch-bound", "top finding")
+    assert [row.cells for row in variants.table(BATCHES).rows] == [
+        ("batch 1", "64.0 µs", "10", "64.0 µs", "yes, 62 % idle", "FA301 Replay the step as a graph"),
+        ("batch 8", "80.0 µs", "10", "10.0 µs", "no", "FA101 Fold batch norm into its convolution ×3"),
+        ("batch 64", "480.0 µs", "10", "7.5 µs", "no", "none"),
+    ]
+    assert variants.best(BATCHES) == "Batch 64 takes the least time per sample: 8.53× faster than batch 1"
 
 
 def test_phases_of_generation_are_told_by_name_and_tokens() -> None:
     assert variants.names(GENERATE) == ["prefill", "decode"]
-    prefill, decode = variants.rows(GENERATE)
-    assert (prefill.step, decode.step) == ("541.8 µs", "541.8 µs")
-    assert (prefill.per_sample, decode.per_sample) == ("2.1 µs", "270.9 µs")  # of 256 and of 2 tokens
-    assert variants.headings(GENERATE)[3] == "per token"
+    prefill, decode = (row.cells for row in variants.table(GENERATE).rows)
+    assert (prefill[1], decode[1]) == ("541.8 µs", "541.8 µs")
+    assert (prefill[3], decode[3]) == ("2.1 µs", "270.9 µs")  # of 256 and of 2 tokens
+    assert variants.table(GENERATE).columns[3].title == "per token"
     assert variants.best(GENERATE) == ""
     both = replace(GENERATE, variants=(*GENERATE.variants, replace(GENERATE, workload=work(GENERATE, batch=4))))
     assert variants.names(both) == ["prefill, batch as given", "decode, batch as given", "prefill, batch 4"]
@@ -52,7 +50,7 @@ def test_what_no_recording_tells_is_given_as_a_break_even() -> None:
     with_gpu = replace(on_cpu, predicted=beside)
     assert variants.launch_bound(with_gpu) == "above 2.5 µs"  # 100 µs of 40 kernels
     assert variants.notes(with_gpu) == [
-        "Launch-bound on the NVIDIA H100 SXM where the CPU needs more time than that to launch a kernel."
+        "Launch-bound on the NVIDIA H100 SXM if the CPU takes longer than this to launch one kernel."
     ]
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from fusionadvisor.errors import InputError
 from fusionadvisor.report.condition import parse
-from fusionadvisor.report.model import Warning
+from fusionadvisor.report.model import Notice
 from tests.render.samples import FOLD, PROFILE, TRACE
 
 
@@ -53,7 +53,7 @@ def test_a_rule_that_did_not_look_cannot_pass(expression: str) -> None:
     (condition,) = parse([expression])
     with pytest.raises(InputError, match="cannot be judged: FA103 did not look at what this report is of"):
         condition.met(NOTHING_FOUND)
-    said = Warning("W10", "Rule FA103 failed and was left out: KeyError: 'oops'.")
+    said = Notice("W10", "Rule FA103 failed and was left out: KeyError: 'oops'.")
     with pytest.raises(InputError, match=r"cannot be judged: Rule FA103 failed and was left out: KeyError: 'oops'\.  "):
         condition.met(replace(NOTHING_FOUND, warnings=(said,)))
 

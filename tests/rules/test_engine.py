@@ -82,6 +82,16 @@ def test_fold_charges_the_bias_kernel_of_an_unbiased_convolution() -> None:
     assert finding.saving.gpu_us.high == pytest.approx(37.0)
 
 
+def test_every_module_of_a_finding_has_its_own_line() -> None:
+    calls = []
+    for number, line in ((1, 10), (2, 20)):
+        pair = conv(module=f"conv{number}"), batch_norm(module=f"bn{number}")
+        calls += [replace(part, source=f"net.py:{line}") for part in pair]
+    (fold,) = [f for f in engine.run(Facts(timeline(calls))).findings if f.rule == "FA101"]
+    lines = {m: s.line for m, s in zip(fold.modules, fold.sources, strict=True) if s}
+    assert lines == {"bn1": 10, "bn2": 20}
+
+
 def test_near_misses_name_the_condition() -> None:
     gate = call("aten::mul", X, X, module="gate")
     shared = engine.run(Facts(timeline([conv(), batch_norm(), gate])))

@@ -119,7 +119,9 @@ def rnn_backward(
     return dx, dhx, dcx, dweights
 
 
-def lstm_cell(input_gates: Tensor, hidden_gates: Tensor, cx: Tensor, input_bias: Any = None, hidden_bias: Any = None) -> Any:
+def lstm_cell(
+    input_gates: Tensor, hidden_gates: Tensor, cx: Tensor, input_bias: Any = None, hidden_bias: Any = None
+) -> Any:
     gates = sum(t for t in (input_gates, hidden_gates, input_bias, hidden_bias) if t is not None)
     assert isinstance(gates, Tensor)
     i, f, g, o = gates.chunk(4, 1)
@@ -139,7 +141,9 @@ def lstm_cell_backward(grad_hy: Any, grad_cy: Any, cx: Tensor, cy: Tensor, works
     return gates, dcy * f, gates.sum(0) if has_bias else None
 
 
-def gru_cell(input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, input_bias: Any = None, hidden_bias: Any = None) -> Any:
+def gru_cell(
+    input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, input_bias: Any = None, hidden_bias: Any = None
+) -> Any:
     a = input_gates if input_bias is None else input_gates + input_bias
     b = hidden_gates if hidden_bias is None else hidden_gates + hidden_bias
     (ar, az, an), (br, bz, bn) = a.chunk(3, 1), b.chunk(3, 1)

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from fusionadvisor.statistics import median_ci
+from fusionadvisor.medians import median_ci
 
 
 def test_it_is_the_median_within_its_interval_and_repeatable() -> None:
