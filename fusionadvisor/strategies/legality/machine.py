@@ -122,9 +122,8 @@ class Machine(ABC):
         reach = Reach.of([value])
         if reach.results or reach.weights:
             self.record(Kind.KEEP, name, node, [value])
-        plain = not (reach.results or reach.weights or reach.modules or reach.callables)
-        if plain and not self.entry.forward:
-            return  # set from outside: what it decides is checked when the model runs
+        if not (self.entry.forward or reach.results or reach.weights or reach.callables):
+            return  # set from outside: plain data is checked when the model runs, other submodules are another model
         before = self.heap.get(place, NOTHING)
         after = before | value
         if after != before:
