@@ -114,7 +114,7 @@ def _fused(norm: nn.Module, graph: fx.Graph, x: fx.Node, last: fx.Node) -> tuple
     given |= dict(zip(names, last.args, strict=False)) | dict(last.kwargs)
     if given["input"] is not x or given["training"] is not False or not isinstance(given["eps"], float):
         return None
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, Any] = {}
     for name in ("running_mean", "running_var", "weight", "bias"):
         node = given[name]
         if node is None and name in ("weight", "bias"):

@@ -435,6 +435,8 @@ class Calls(Machine):
         if frame.names is not None and not isinstance(function.node, ast.Lambda):
             frame.returns |= NONE
         frame.finish()
+        for value, flags, place in frame.others:
+            frame.returns = self.otherwise(frame.returns, value, flags, place)
         self._stack.pop()
         self.frame, self.deferred = before, deferred
         if generator:

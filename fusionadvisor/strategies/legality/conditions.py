@@ -11,12 +11,14 @@ from fusionadvisor.strategies.legality.events import Kind
 from fusionadvisor.strategies.legality.frame import Names, merge
 from fusionadvisor.strategies.legality.values import (
     NOTHING,
+    OPAQUE,
     Atom,
     Box,
     Closure,
     Constant,
     Flag,
     Live,
+    Other,
     Result,
     Value,
     Weight,
@@ -80,7 +82,7 @@ class Conditions(Attributes):
                 if truth is isinstance(node.op, ast.Or) and {flag.name for flag in others} <= {"training"}:
                     best.append(others)
 
-        self.ruled_out(flags, node, self.frame.current, look)
+        self.reconcile(self.ruled_out(flags, node, self.frame.current, look), flags, node)
         return best[-1]
 
     def _compared(self, node: ast.Compare) -> tuple[bool | None, frozenset[Flag]]:
@@ -172,13 +174,16 @@ class Conditions(Attributes):
         start = self.frame.current
         if truth is not None:
             taken, other = (yes, no) if truth else (no, yes)
-            narrowed = {**start, **self.narrowed(node.test, not truth)}
-            leads_on = bool(flags) and self.ruled_out(flags, node, narrowed, other)
-            self.frame.names = start
-            taken()
-            if self.frame.current or not leads_on:
+            if not flags:
+                self.frame.names = start
+                taken()
                 return
-            # with a flag set otherwise the code after this is reached, which now is not: both branches count
+            end = self.ruled_out(flags, node, {**start, **self.narrowed(node.test, not truth)}, other)
+            self.frame.names = start
+            with self.branch():
+                taken()
+            self.reconcile(end, flags, node)
+            return
         self.frame.names = {**start, **self.narrowed(node.test, True)}
         with self.branch():
             yes()
@@ -187,26 +192,46 @@ class Conditions(Attributes):
             no()
         self.frame.names = merge((first, self.frame.names))
 
-    def ruled_out(self, flags: frozenset[Flag], node: ast.AST, names: Names, branch: Callable[[], object]) -> bool:
-        """Run a branch that the flags rule out and note what it gives to the code after it; whether it gets there."""
+    def ruled_out(
+        self, flags: frozenset[Flag], node: ast.AST, names: Names, branch: Callable[[], object]
+    ) -> Names | None:
+        """Run a branch that the flags rule out; the names where it leads on to the code after it."""
         frame, start, returned = self.frame, self.frame.current, self.frame.returns
         before, self.flags = self.flags, self.flags | flags
         frame.names, frame.returns = dict(names), NOTHING
         with self.branch():
             branch()
         if frame.returns:
-            self.record(Kind.LOST, "return", node, (frame.returns,))
-        leads_on = frame.names is not None
-        for name, value in frame.current.items():
-            kept = start.get(name, NOTHING)
-            if value is kept or value == names.get(name):
-                continue
-            if kept and all(isinstance(atom, Constant) for atom in kept):
-                start = {**start, name: join(kept, value)}
-            else:
-                self.record(Kind.LOST, name, node, (value, kept))
+            frame.others.append((frame.returns, flags, node))
+        end = frame.names
         self.flags, frame.returns, frame.names = before, returned, start
-        return leads_on
+        return end
+
+    def reconcile(self, end: Names | None, flags: frozenset[Flag], node: ast.AST) -> None:
+        """Go on after a branch that was taken, minding what the names would denote after the one that was ruled out."""
+        if end is None:
+            return
+        if self.frame.names is None:  # the code after this is only reached once a flag is set
+            self.frame.names = end
+            return
+        current = self.frame.names
+        changed = {name: value for name, value in end.items() if value is not current.get(name)}
+        self.frame.names = {
+            **current, **{n: self.otherwise(current.get(n, NOTHING), v, flags, node) for n, v in changed.items()},
+        }  # fmt: skip
+
+    def otherwise(self, value: Value, other: Value, flags: frozenset[Flag], node: ast.AST) -> Value:
+        """A value that would be another one once a flag is set."""
+        if other <= value:
+            return value
+        before, self.flags = self.flags, self.flags | flags
+        self.record(Kind.LOST, "value", node, (frozenset(a for a in other if isinstance(a, Result | Weight)), value))
+        self.flags = before
+        plain = frozenset(atom for atom in value if isinstance(atom, Constant))
+        decided = frozenset(Constant(a.kind, a.value, a.flags | flags) for a in plain)
+        kept = {a for a in other if a is OPAQUE or (isinstance(a, Constant) and plain != value)}
+        rest = frozenset(a for a in other if not isinstance(a, Result | Weight | Constant) and a is not OPAQUE)
+        return join(value - plain, decided, frozenset(kept), frozenset({Other(rest, flags)}) if rest else NOTHING)
 
 
 def _sized(obj: Any) -> bool:

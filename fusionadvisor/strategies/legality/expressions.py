@@ -10,7 +10,6 @@ from typing import Any
 from fusionadvisor.strategies.legality.attributes import SOME
 from fusionadvisor.strategies.legality.code import Function, trusted
 from fusionadvisor.strategies.legality.conditions import Conditions, walrus
-from fusionadvisor.strategies.legality.events import Kind
 from fusionadvisor.strategies.legality.frame import merge
 from fusionadvisor.strategies.legality.values import (
     NONE,
@@ -214,19 +213,16 @@ class Expressions(Conditions):
     def _get_IfExp(self, node: ast.IfExp) -> Value:
         truth, flags = self.condition(node.test)
         values: list[Value] = []
+        others: list[Value] = []
 
-        def take(expression: ast.expr, live_branch: bool) -> None:
-            value = self.value(expression)
-            if live_branch:
-                values.append(value)
-            else:
-                self.record(Kind.LOST, "value", node, (value,))
+        def take(expression: ast.expr, may_be: bool) -> None:
+            (values if may_be else others).append(self.value(expression))
 
         self.either(
             truth, flags, node,
             lambda: take(node.body, truth is not False), lambda: take(node.orelse, truth is not True),
         )  # fmt: skip
-        return join(*values)
+        return self.otherwise(join(*values), join(*others), flags, node)
 
     def _get_BoolOp(self, node: ast.BoolOp) -> Value:
         values = []

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from fusionadvisor.strategies.legality.code import Function
-from fusionadvisor.strategies.legality.values import NOTHING, Value, join
+from fusionadvisor.strategies.legality.values import NOTHING, Flag, Value, join
 
 Names = dict[str, Value]
 
@@ -20,6 +20,7 @@ class Frame:
         context: Which chain of calls led to this one.
         outer: The frame that the function was made in.
         returns: What it returns on the paths followed so far.
+        others: What it would return once a flag is set, with the flags and the place.
         yields: What it yields.
         breaks: For each loop around, the names on the paths that left it.
         continues: For each loop around, the names on the paths that went on with the next pass.
@@ -31,6 +32,7 @@ class Frame:
     context: int
     outer: "Frame | None" = None
     returns: Value = NOTHING
+    others: list[tuple[Value, frozenset[Flag], ast.AST]] = field(default_factory=list)
     yields: Value = NOTHING
     breaks: list[list[Names]] = field(default_factory=list)
     continues: list[list[Names]] = field(default_factory=list)

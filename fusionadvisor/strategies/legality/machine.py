@@ -232,6 +232,10 @@ class Machine(ABC):
         """Whether a value is true on every path, or on none."""
 
     @abstractmethod
+    def otherwise(self, value: Value, other: Value, flags: frozenset[Flag], node: ast.AST) -> Value:
+        """A value that would be another one once a flag is set."""
+
+    @abstractmethod
     def call(self, called: Value, arguments: Arguments, node: ast.AST) -> Value:
         """Call a value."""
 

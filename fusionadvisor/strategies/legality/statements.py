@@ -4,6 +4,7 @@ import ast
 import importlib.util
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 
 from fusionadvisor.strategies.legality.code import where
@@ -168,10 +169,14 @@ class Statements(Expressions):
         others = [atom for atom in given if isinstance(atom, Other)]
         items, each = self.elements(given.difference(others), node.iter)
         frame = self.frame
+        ends = []
         for other in others:
-            item = self.elements(other.value, node.iter)[1]
-            self.ruled_out(other.flags, node, frame.current, partial(self._loop, node, None, item))
-        self._loop(node, items, each)
+            run = partial(self._loop, node, None, self.elements(other.value, node.iter)[1])
+            ends.append((self.ruled_out(other.flags, node, frame.current, run), other.flags))
+        with self.branch() if others else nullcontext():
+            self._loop(node, items, each)
+        for end, flags in ends:
+            self.reconcile(end, flags, node)
 
     _do_AsyncFor = _do_For
 
