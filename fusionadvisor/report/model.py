@@ -403,6 +403,12 @@ class Verification:
     inputs: int = 0
     """How many input sets were compared."""
     reason: str = ""
+    row: float | None = None
+    """Largest error of a row against fp64, as a share of what is allowed there; None where there are no rows."""
+    element: float | None = None
+    """The same of an element."""
+    notes: tuple[str, ...] = ()
+    """What was not varied, and why."""
 
 
 @dataclass(frozen=True, slots=True)
