@@ -78,6 +78,8 @@ class Done:
     verification: Verification | None = None
     timeline: TimelineSummary | None = None
     """What a step runs then, of what is to be kept."""
+    verdict: bench.Verdict | None = None
+    """On all steps together."""
     failure: str = ""
     """Why there is no more than this, in a sentence; ``refused`` where a strategy itself said no."""
     refused: bool = False
@@ -151,7 +153,9 @@ def _whole(program: Program, job: Job, tell: Tell) -> Done:
     tell("measuring the whole")
     measured = _compare(program, program.model, candidate, job)
     timeline = _timeline(program, candidate, measured.before, measured.speedup)
-    return Done(None, None, measured.before, measured.after, measured.speedup, verification, timeline)
+    return Done(
+        None, None, measured.before, measured.after, measured.speedup, verification, timeline, verdict=measured.verdict
+    )
 
 
 def _survey(program: Program, job: Job, tell: Tell) -> Iterator[Attempt]:
@@ -263,9 +267,9 @@ class _Trial:
         saved_ms = result.before.median_ms * (1 - 1 / result.speedup.median)
         if result.verdict == "faster":
             return replace(attempt, kept=True, break_even_calls=_break_even(attempt.compile_s, saved_ms))
-        # what others can build on is kept for doing less; what ends the composition has to pay for itself
-        kept = result.verdict == "same" and len(before) > len(after) and not strategy.terminal
-        kept = kept or (self.job.goal == "memory" and result.verdict == "same" and _held_less(result))
+        # no slower: what others can build on is kept for doing less, what ends the composition has to pay for itself
+        less = len(before) > len(after) and not strategy.terminal
+        kept = bench.keeps(result.verdict, less or (self.job.goal == "memory" and _held_less(result)))
         return replace(attempt, kept=kept, reason=_reason(result, kept, self._counts(before, after)))
 
     def _ops(self, model: nn.Module, call: Call) -> list[str]:
@@ -283,9 +287,11 @@ class _Trial:
 def _reason(result: bench.Comparison, kept: bool, counts: str) -> str:
     if result.verdict == "slower":
         return f"The interval lies below what two copies of the baseline differ by. {counts}"
+    if result.verdict == "inconclusive":
+        return f"{bench.why_open(result.speedup, len(result.before.samples_ms))} {counts}"
     if kept:
-        return f"Less is run and outputs agree: {counts}"
-    return f"The interval overlaps what two copies of the baseline differ by. {counts}"
+        return f"It is no slower, and less is run: {counts}"
+    return f"It is no slower, and no gain is proven. {counts}"
 
 
 def _held_less(result: bench.Comparison) -> bool:

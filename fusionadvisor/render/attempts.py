@@ -10,6 +10,8 @@ from fusionadvisor.units import plural, size_bytes
 
 STYLES = {
     "faster": "green",
+    "equivalent": "yellow",
+    "inconclusive": "yellow",
     "same": "yellow",
     "no_effect": "yellow",
     "not_tried": "yellow",
@@ -236,7 +238,7 @@ def _measured(report: Report, attempt: Attempt, credit: Credit) -> str:
         return "not measured"
     if labels.late(report, attempt):
         return "proven in the check of the whole"
-    if attempt.outcome == "same":
+    if attempt.outcome in ("equivalent", "inconclusive", "same"):
         return "no proven difference"
     shared = f" for {credit.shared} findings together" if credit.shared > 1 else ""
     if went < 0:

@@ -46,6 +46,8 @@ KINDS = {
 
 OUTCOMES = {
     "faster": "faster",
+    "equivalent": "as fast",
+    "inconclusive": "inconclusive",
     "same": "no proven difference",
     "slower": "slower",
     "no_effect": "no effect",
@@ -58,6 +60,8 @@ OUTCOMES = {
 
 ENDED = {
     "faster": "was not kept",
+    "equivalent": "was as fast as before",
+    "inconclusive": "brought no proven difference",
     "same": "brought no proven difference",
     "slower": "was slower",
     "no_effect": "had no effect",
@@ -210,7 +214,7 @@ def outcome(report: Report, attempt: Attempt) -> str:
 
 def late(report: Report, attempt: Attempt) -> bool:
     """Whether only the check of the whole proved an attempt; a search for less memory keeps what is not faster."""
-    return report.hunt is not None and report.hunt.goal != "memory" and attempt.kept and attempt.outcome == "same"
+    return report.hunt is not None and report.hunt.goal != "memory" and attempt.kept and attempt.outcome != "faster"
 
 
 def _part(attempt: Attempt) -> str:

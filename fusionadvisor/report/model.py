@@ -21,7 +21,11 @@ INTERRUPTED = "W-interrupted"
 
 Basis = Literal["measured", "recorded", "predicted"]
 SavingBasis = Literal["bound", "measured", "predicted"]
-Outcome = Literal["faster", "same", "slower", "no_effect", "diverged", "refused", "crashed", "timed_out", "not_tried"]
+Outcome = Literal[
+    "faster", "equivalent", "slower", "inconclusive", "no_effect", "diverged", "refused", "crashed", "timed_out",
+    "not_tried", "same",
+]  # fmt: skip
+"""``same`` stands in reports of version 0.1 for what is ``equivalent`` or ``inconclusive`` since."""
 Verdict = Literal["agrees", "diverges", "unchecked"]
 Mode = Literal["inference", "training"]
 

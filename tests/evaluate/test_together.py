@@ -23,7 +23,14 @@ class Checking(Trying):
         if len(job.kept) > self.holds:
             return self.ending
         return Ended(
-            "done", Done(speedup=FASTER, verification=AGREES, before=Timing(1, (1, 1)), after=Timing(1, (1, 1)))
+            "done",
+            Done(
+                speedup=FASTER,
+                verification=AGREES,
+                before=Timing(1, (1, 1)),
+                after=Timing(1, (1, 1)),
+                verdict="faster",
+            ),
         )
 
 
@@ -53,3 +60,10 @@ def test_what_differs_or_takes_too_long_says_so() -> None:
     differs = Ended("done", Done(verification=Verification("diverges", reason="output differs")))
     assert kept(2, differs)[1]["fx"].outcome == "diverged"
     assert kept(2, Ended("timed_out", reason="still measuring after 300 s"))[1]["fx"].outcome == "timed_out"
+
+
+def test_what_may_be_slower_together_is_given_up() -> None:
+    open_ = Done(speedup=Speedup(0.99, (0.9, 1.1), (0.95, 1.05)), verification=AGREES, verdict="inconclusive")
+    made = kept(2, Ended("done", open_))[1]["fx"]
+    assert (made.outcome, made.kept) == ("inconclusive", False)
+    assert "0.90–1.10 times as fast as the original, which may be slower" in made.reason
