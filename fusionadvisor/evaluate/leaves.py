@@ -11,6 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+
+class Trained(dict[str, Any]):
+    """What a training step leaves: ``output``, ``gradients``, ``parameters``, ``buffers``.
+
+    ``moved`` says how far each parameter has gone since the first step at the most, step by step, in any element.
+    """
+
+    moved: Mapping[str, float] = types.MappingProxyType({})
+
+
 _CONTAINERS = (list, tuple, deque)
 _PLAIN = (dict, OrderedDict, list, tuple, deque)
 _WHOLE = (type, Enum, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, types.CodeType)
@@ -44,6 +54,8 @@ def _parts(value: object) -> list[tuple[str, Any]]:
         items = [(f"[{key!r}]", item) for key, item in value.items()]
     elif isinstance(value, _CONTAINERS):
         items = [(f"[{index}]", item) for index, item in enumerate(value)]
+    if isinstance(value, Trained):  # how far it moved is for the limits
+        return items
     listed = {id(item) for _, item in items}  # a mapping may offer its items as attributes, too
     return items + [(f".{name}", item) for name, item in _attributes(value) if id(item) not in listed]
 

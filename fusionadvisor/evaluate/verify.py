@@ -7,16 +7,15 @@ be compared leaves the verdict open.
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fusionadvisor.evaluate.leaves import difference, leaves, other_kind
+from fusionadvisor.evaluate.leaves import Trained, difference, leaves, other_kind
 from fusionadvisor.evaluate.rounding import Allowed, Worst, compare, rms, wide
 from fusionadvisor.report.model import Verdict, Verification
 from fusionadvisor.strategies.base import Call
@@ -31,15 +30,6 @@ NEARBY = 6
 NEARBY_TOO = "half a unit in the last place of its weights moves the original's outputs as far as the change does"
 
 Run = Callable[[nn.Module, Call], object]
-
-
-class Trained(dict[str, Any]):
-    """What a training step leaves: ``output``, ``gradients``, ``parameters``, ``buffers``.
-
-    ``moved`` says how far each parameter has gone since the first step at the most, step by step, in any element.
-    """
-
-    moved: Mapping[str, float] = MappingProxyType({})
 
 
 def verify(
@@ -249,6 +239,10 @@ def _inputs_differ(own: Call, new: Call) -> str:
 
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:
+    if a.layout is not torch.strided or a.is_quantized:
+        a, b = _dense(a), _dense(b)
+    if a.is_meta or a.is_nested:  # has no values to read
+        return a.shape == b.shape
     return a.shape == b.shape and bool(((a == b) | (a.isnan() & b.isnan() if _is_real(a) else a == b)).all())
 
 

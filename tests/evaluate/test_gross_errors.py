@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fusionadvisor.evaluate.leaves import leaves
-from fusionadvisor.evaluate.verify import Trained, verify
+from fusionadvisor.evaluate.leaves import Trained, leaves
+from fusionadvisor.evaluate.verify import verify
 from fusionadvisor.report.model import Verification
 from fusionadvisor.strategies.base import Call
 
