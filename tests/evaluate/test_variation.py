@@ -52,7 +52,8 @@ class Recurrent(nn.Module):
 
 class Whitened(nn.Module):
     def forward(self, x: Tensor, covariance: Tensor) -> Tensor:
-        return torch.linalg.solve_triangular(torch.linalg.cholesky(covariance), x.T, upper=False)
+        found: Tensor = torch.linalg.solve_triangular(torch.linalg.cholesky(covariance), x.T, upper=False)
+        return found
 
 
 class Log(nn.Module):
