@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="also what has a row already")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--folder", type=Path, default=Path("out/zoo"))
-    parser.add_argument("--merge", action="store_true", help="only write the tables from the rows there are")
+    parser.add_argument("--merge", action="store_true", help="only judge the rows there are, and write the tables")
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
     if not given.merge:

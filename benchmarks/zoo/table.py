@@ -8,21 +8,51 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.zoo import models
+from fusionadvisor import strategies
+from fusionadvisor.evaluate import bench
+from fusionadvisor.report.model import Speedup
 
 RESULTS = Path(__file__).parents[1] / "results"
-OUTCOMES = ("faster", "same", "slower", "diverged", "no_effect", "refused", "not_tried", "timed_out", "crashed")
+OUTCOMES = (
+    "faster",
+    "equivalent",
+    "slower",
+    "inconclusive",
+    "diverged",
+    "no_effect",
+    "refused",
+    "not_tried",
+    "timed_out",
+    "crashed",
+)
 Plain = dict[str, Any]
 
 
 def write(folder: Path) -> None:
-    """Merge the rows of a folder into ``results/zoo.json`` and ``results/zoo.md``."""
+    """Merge the rows of a folder into ``results/zoo.json`` and ``results/zoo.md``; without any, judge those anew."""
     found = [folder / f"{name}.{mode}.json" for name, mode in models.rows()]
     rows = [json.loads(path.read_text()) for path in found if path.exists()]
-    if not rows:
-        return
+    rows = [judged(row) for row in rows or json.loads((RESULTS / "zoo.json").read_text())]
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "zoo.json").write_text(json.dumps([_short(row) for row in rows], indent=1) + "\n")
     (RESULTS / "zoo.md").write_text("\n".join(_page(rows)) + "\n")
+
+
+def judged(row: Plain) -> Plain:
+    """A row with the verdicts that its recorded intervals have by the tool's rule of today."""
+    made = {name: _judged(attempt) for name, attempt in row["strategies"].items()}
+    return {**row, "strategies": made}
+
+
+def _judged(attempt: Plain) -> Plain:
+    if not attempt.get("speedup"):
+        return attempt
+    middle, low, high, least, most = attempt["speedup"]
+    verdict = bench.verdict(Speedup(middle, (low, high), (least, most)))
+    before, after = attempt["ops"]
+    less = after < before and not strategies.get(attempt["strategy"]).terminal
+    reason = attempt["reason"] if attempt["outcome"] == verdict else "Judged again from the recorded interval."
+    return {**attempt, "outcome": verdict, "kept": bench.keeps(verdict, less), "reason": reason}
 
 
 def _short(row: Plain) -> Plain:
@@ -51,6 +81,7 @@ def _page(rows: list[Plain]) -> Iterator[str]:
     searched = [row for row in rows if "auto" in row]
     commits = sorted({row["commit"] for row in rows} | {row["searched"]["commit"] for row in searched})
     forward = (found for text, found in checks if text.split(", ")[1] == "inference")
+    outcomes = [m["outcome"] for row in rows for m in row["strategies"].values() if m.get("speedup")]
     worst = max((found["candidate"] for found in forward if "candidate" in found), default=0.0)
     yield from (
         "# The tool on architectures nobody here wrote",
@@ -68,8 +99,10 @@ def _page(rows: list[Plain]) -> Iterator[str]:
         *(f"- crashed: {text}" for text in crashes),
         ""
         if wrong or crashes
-        else "The models are small and the machine was busy: a call is overhead for the most "
-        "part, the band of two equal copies is wide, and a gain below it counts as `same`.",
+        else "The models are small and the machine was busy: a call is overhead for the most part, and the band of "
+        f"two equal copies is wide: {outcomes.count('inconclusive')} of {len(outcomes)} measurements are inconclusive, "
+        "and none of those is kept. Verdicts are derived from the recorded intervals by the tool's rule; rows measured "
+        "before that rule was made are judged by it again, not measured again.",
         "",
         "Where the tool found other outputs and refused:",
         "",
@@ -130,7 +163,7 @@ def _outcomes(rows: list[Plain]) -> Iterator[str]:
         for name, made in row["strategies"].items():
             counts[name, row["mode"]][made["outcome"]] += 1
         if "auto" in row:
-            counts["auto", row["mode"]]["faster" if row["auto"].get("kept") else "same"] += 1
+            counts["auto", row["mode"]]["faster" if row["auto"].get("kept") else "inconclusive"] += 1
     for (name, mode), found in sorted(counts.items(), key=lambda item: (item[0][0] == "auto", item[0])):
         yield f"| {name} | {mode} | " + " | ".join(str(found[o] or "") for o in OUTCOMES) + " |"
 

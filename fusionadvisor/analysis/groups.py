@@ -330,7 +330,7 @@ def describe(flow: Dataflow, nodes: tuple[int, ...], index: int = -1) -> Group:
         if node.kind == "reduction" and node.writes:
             rows = node.writes[0].numel
         elif _axes(node) is not None and node.reads[0].shape:
-            rows = node.reads[0].numel // node.reads[0].shape[-1]
+            rows = node.reads[0].numel // max(node.reads[0].shape[-1], 1)
     return Group(
         index, nodes, tuple(k for n in members for k in n.kernels), sum(n.us for n in members),
         max(n.us for n in members), reads, writes, internal, rows, flow.flow,

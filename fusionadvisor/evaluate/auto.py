@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fusionadvisor import strategies
 from fusionadvisor.errors import InputError
+from fusionadvisor.evaluate import bench
 from fusionadvisor.evaluate.search import Outcome, Progress, Trying, stopped
 from fusionadvisor.evaluate.trial import Done, Goal, Job
 from fusionadvisor.evaluate.worker import Limits
@@ -140,6 +141,9 @@ class Search:
     def _told(self, index: int, attempt: Attempt, best: Chain | None) -> Attempt:
         if best is not None and index in best.attempts:
             late = f"{attempt.reason} Kept: proven in the check of the whole.".lstrip()
+            if len(best.attempts) == 1 and not attempt.kept:  # the check was of this attempt, and longer
+                whole = self.trying.last
+                attempt = replace(attempt, before=whole.before, after=whole.after, speedup=whole.speedup)
             return attempt if attempt.kept else replace(attempt, kept=True, reason=late)
         if index in self.unproven:
             return replace(attempt, reason=f"{attempt.reason} Only a proven gain is kept.".lstrip())
@@ -288,7 +292,7 @@ class Search:
 def proven(made: Attempt, goal: Goal) -> bool:
     """Whether an attempt gained, by the goal's measure, more than chance would."""
     if goal == "memory":
-        return made.outcome in ("faster", "same") and _gain(made, goal) > 1
+        return made.outcome in ("faster", "equivalent") and _gain(made, goal) > 1
     return made.outcome == "faster"
 
 
@@ -296,7 +300,9 @@ def looks_better(made: Attempt, goal: Goal) -> bool:
     """Whether an attempt may be a gain that it measured too briefly to prove: likelier than not, and not ruled out."""
     found = made.speedup
     likely = found is not None and found.median > 1 and found.ci95[1] > found.aa_band[1]
-    return goal != "memory" and made.outcome == "same" and likely
+    # on top of others the check of the whole says nothing of this step alone: it must be no slower by itself
+    alone = made.outcome == "equivalent" or (made.outcome == "inconclusive" and not made.on)
+    return goal != "memory" and alone and likely
 
 
 def _gain(made: Attempt, goal: Goal) -> float:
@@ -383,7 +389,7 @@ def confirmed(
 
 def _holds(done: Done, goal: Goal) -> bool:
     assert done.speedup is not None
-    (low, high), (band_low, band_high) = done.speedup.ci95, done.speedup.aa_band
+    low, most = done.speedup.ci95[0], done.speedup.aa_band[1]
     if goal == "memory":
-        return high >= band_low and _ratio(done.before, done.after) > 1
-    return low > band_high
+        return low >= bench.NOT_SLOWER and _ratio(done.before, done.after) > 1
+    return low > most

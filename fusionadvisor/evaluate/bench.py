@@ -2,7 +2,7 @@
 
 Three arms take turns: the baseline, a second copy of the baseline, and the candidate. The two copies do the same work,
 so what they differ by is what this machine makes of nothing. A difference counts only where its interval lies outside
-that band.
+that band, and no difference only where the interval stays above :data:`NOT_SLOWER` and the band is narrow.
 """
 
 import gc
@@ -27,7 +27,15 @@ STEADY = 0.05
 """Warm-up ends when three calls in a row agree this well, or after :data:`WARM_UP_CALLS`."""
 WARM_UP_CALLS = 20
 
-Verdict = Literal["faster", "same", "slower"]
+NOT_SLOWER = 0.97
+"""Low end of the interval from which on a candidate counts as no slower: a loss that a doubling of rounds could not
+tell from none on a shared machine."""
+WIDEST_BAND = 1.1
+"""Of two copies of the same code; beyond it a machine is too noisy to call two arms equivalent."""
+LONGER = 4
+"""Times the rounds that are taken at the most where the verdict is still open and the budget allows."""
+
+Verdict = Literal["faster", "equivalent", "slower", "inconclusive"]
 Run = Callable[[], object]
 
 
@@ -117,7 +125,7 @@ def compare(
         candidate: One call of what is to be judged.
         clock: What times them.
         budget_s: Rounds stop after this, though never before :data:`FEWEST_ROUNDS`.
-        rounds: Samples of each arm where time allows.
+        rounds: Samples of each arm where time allows; twice and four times as many while the verdict is open.
         seed: Of the order of the arms.
     """
     arms = (baseline, control, candidate)
@@ -125,6 +133,7 @@ def compare(
         warm_up(arm, clock)
     calls = max(1, round(SHORTEST_SAMPLE_S / max(min(clock.seconds(arm, 1) for arm in arms), 1e-9)))
     samples: tuple[list[float], ...] = ([], [], [])
+    most = LONGER * rounds
     collecting = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -134,8 +143,12 @@ def compare(
             for index in order:
                 samples[index].append(clock.seconds(arms[index], calls) / calls)
             taken = len(samples[0])
-            if taken >= rounds or (taken >= FEWEST_ROUNDS and clock.now() - start > budget_s):
+            if taken >= FEWEST_ROUNDS and clock.now() - start > budget_s:
                 break
+            if taken >= rounds:
+                if rounds >= most or judge(*samples).verdict != "inconclusive":
+                    break
+                rounds *= 2
     finally:
         if collecting:
             gc.enable()
@@ -165,8 +178,33 @@ def ratio(
     _, least, most = median_ci([a / b for a, b in zip(baseline_s, control_s, strict=True)])
     # which copy came off better is chance, so the band is as wide on the other side of 1
     band = min(least, 1 / most), max(most, 1 / least)
-    verdict: Verdict = "faster" if low > band[1] else "slower" if high < band[0] else "same"
-    return Speedup(middle, (low, high), band), verdict
+    speedup = Speedup(middle, (low, high), band)
+    return speedup, verdict(speedup, len(baseline_s))
+
+
+def verdict(speedup: Speedup, rounds: int = FEWEST_ROUNDS) -> Verdict:
+    """What an interval says beside the band of two equal copies."""
+    (low, high), (least, most) = speedup.ci95, speedup.aa_band
+    if rounds < FEWEST_ROUNDS:
+        return "inconclusive"
+    if low > most:
+        return "faster"
+    if high < least:
+        return "slower"
+    return "equivalent" if low >= NOT_SLOWER and most <= WIDEST_BAND and least >= 1 / WIDEST_BAND else "inconclusive"
+
+
+def keeps(verdict: Verdict, less: bool) -> bool:
+    """Whether a candidate is worth keeping: it is faster, or no slower and does less."""
+    return verdict == "faster" or (verdict == "equivalent" and less)
+
+
+def why_open(speedup: Speedup, rounds: int) -> str:
+    """Say in a sentence why a verdict is inconclusive."""
+    (low, _), (least, most) = speedup.ci95, speedup.aa_band
+    if most > WIDEST_BAND or least < 1 / WIDEST_BAND:
+        return f"Two copies of the same code differ by {least:.2f}–{most:.2f} after {rounds} rounds: too much to tell."
+    return f"After {rounds} rounds it may still be slower: the interval begins at {low:.2f}, {NOT_SLOWER:g} is needed."
 
 
 def timing(samples_s: list[float]) -> Timing:

@@ -183,11 +183,10 @@ class Trying:
         while len(self.steps) > 1:
             ended = self.do(Job(self.workload, tuple(self.steps), None, self.budget_s), "together")
             self.last = ended.done
-            if self.last.speedup is not None:
+            if self.last.verdict in ("faster", "equivalent"):
                 return attempts
             given_up, _ = self.steps.pop(), self.alone.pop()
-            verification = self.last.verification
-            outcome: model.Outcome = "diverged" if verification else _ended(ended)
+            outcome: model.Outcome = self.last.verdict or ("diverged" if self.last.verification else _ended(ended))
             why = ended.reason or self.last.failure or _reason(self.last)
             said = f"Measured by itself it was kept; done in one go after the others it does not hold: {why}"
             attempts = [
@@ -226,6 +225,9 @@ class Trying:
 
 
 def _reason(done: Done) -> str:
+    if done.speedup is not None:
+        low, high = done.speedup.ci95
+        return f"together they are {low:.2f}–{high:.2f} times as fast as the original, which may be slower."
     return done.verification.reason if done.verification else ""
 
 

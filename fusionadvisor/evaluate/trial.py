@@ -14,15 +14,16 @@ from torch import nn
 from fusionadvisor import recipe, strategies, units
 from fusionadvisor.errors import FusionAdvisorError, InputError, StrategyError
 from fusionadvisor.evaluate import bench, kernels, saving
+from fusionadvisor.evaluate.leaves import Trained
 from fusionadvisor.evaluate.memory import peak_bytes
-from fusionadvisor.evaluate.verify import Trained, verify
+from fusionadvisor.evaluate.variation import Variation
+from fusionadvisor.evaluate.verify import verify
 from fusionadvisor.flow.record import record
 from fusionadvisor.recipe import Step
 from fusionadvisor.report.model import Attempt, Sites, Speedup, TimelineSummary, Timing, Verification, Workload
 from fusionadvisor.strategies.base import Call, Plan, Strategy, Subject
 from fusionadvisor.strategies.compile import itself
 from fusionadvisor.workload.copies import duplicate
-from fusionadvisor.workload.inputs import batch_size
 from fusionadvisor.workload.program import Program
 
 Tell = Callable[[str], None]
@@ -77,6 +78,8 @@ class Done:
     verification: Verification | None = None
     timeline: TimelineSummary | None = None
     """What a step runs then, of what is to be kept."""
+    verdict: bench.Verdict | None = None
+    """On all steps together."""
     failure: str = ""
     """Why there is no more than this, in a sentence; ``refused`` where a strategy itself said no."""
     refused: bool = False
@@ -123,7 +126,7 @@ def _perform(job: Job, program: Program, tell: Tell) -> Done:
     with _state_kept():
         if job.recipe is not None:
             tell("loading and verifying")
-            run, calls = _runner(program), tuple(_calls(program, VERIFY_SEEDS))
+            run, calls = _runner(program), Variation(program).calls(VERIFY_SEEDS)
             return Done(verification=saving.load(Path(job.recipe), program.model, calls, run, program.workload.device))
         if job.save is not None:
             tell("saving")
@@ -144,13 +147,16 @@ def _whole(program: Program, job: Job, tell: Tell) -> Done:
     """All kept steps together against the original."""
     tell("verifying the whole")
     candidate = with_steps(program, job.kept)
-    verification = _verify(program, candidate)
+    kept = [strategies.get(step.strategy, step.parameters) for step in job.kept]
+    verification = _verify(program, candidate, sizes=not any(strategy.terminal for strategy in kept))
     if verification.verdict != "agrees":
         return Done(verification=verification)
     tell("measuring the whole")
     measured = _compare(program, program.model, candidate, job)
     timeline = _timeline(program, candidate, measured.before, measured.speedup)
-    return Done(None, None, measured.before, measured.after, measured.speedup, verification, timeline)
+    return Done(
+        None, None, measured.before, measured.after, measured.speedup, verification, timeline, verdict=measured.verdict
+    )
 
 
 def _survey(program: Program, job: Job, tell: Tell) -> Iterator[Attempt]:
@@ -205,10 +211,10 @@ class _Trial:
         notes = (*plan.notes, *said)
         attempt = replace(attempt, compile_s=compile_s, sites=_sites(plan, applied=True), notes=notes)
         self.tell("verifying")
-        verification = _verify(self.program, candidate)
+        verification = _verify(self.program, candidate, sizes=not strategy.terminal)
         if verification.verdict == "agrees" and not (strategy.needs_cuda or strategy.slow or self.program.training):
             verification = self._with_used_norms(strategy, plan, subject, verification)
-        attempt = replace(attempt, verification=verification)
+        attempt = replace(attempt, verification=verification, notes=(*notes, *verification.notes))
         if verification.verdict == "diverges":
             return Done(replace(attempt, outcome="diverged", reason=f"{_sentence(verification.reason)}"))
         if verification.verdict == "unchecked":
@@ -226,7 +232,7 @@ class _Trial:
         if not _disturb_fresh_norms(twin):
             return verification
         candidate = strategy.rewrite(copied(twin), plan, subject)
-        calls = tuple(_calls(self.program, VERIFY_SEEDS))[:1]
+        calls = Variation(self.program).calls(VERIFY_SEEDS[:1])[:1]
         again = verify(twin, candidate, calls, _runner(self.program), device=self.program.workload.device)
         return verification if again.verdict != "diverges" else again
 
@@ -262,9 +268,9 @@ class _Trial:
         saved_ms = result.before.median_ms * (1 - 1 / result.speedup.median)
         if result.verdict == "faster":
             return replace(attempt, kept=True, break_even_calls=_break_even(attempt.compile_s, saved_ms))
-        # what others can build on is kept for doing less; what ends the composition has to pay for itself
-        kept = result.verdict == "same" and len(before) > len(after) and not strategy.terminal
-        kept = kept or (self.job.goal == "memory" and result.verdict == "same" and _held_less(result))
+        # no slower: what others can build on is kept for doing less, what ends the composition has to pay for itself
+        less = len(before) > len(after) and not strategy.terminal
+        kept = bench.keeps(result.verdict, less or (self.job.goal == "memory" and _held_less(result)))
         return replace(attempt, kept=kept, reason=_reason(result, kept, self._counts(before, after)))
 
     def _ops(self, model: nn.Module, call: Call) -> list[str]:
@@ -282,9 +288,11 @@ class _Trial:
 def _reason(result: bench.Comparison, kept: bool, counts: str) -> str:
     if result.verdict == "slower":
         return f"The interval lies below what two copies of the baseline differ by. {counts}"
+    if result.verdict == "inconclusive":
+        return f"{bench.why_open(result.speedup, len(result.before.samples_ms))} {counts}"
     if kept:
-        return f"Less is run and outputs agree: {counts}"
-    return f"The interval overlaps what two copies of the baseline differ by. {counts}"
+        return f"It is no slower, and less is run: {counts}"
+    return f"It is no slower, and no gain is proven. {counts}"
 
 
 def _held_less(result: bench.Comparison) -> bool:
@@ -312,7 +320,7 @@ def copied(model: nn.Module) -> nn.Module:
 
 
 def _subject(program: Program, base: nn.Module) -> Subject:
-    calls = tuple(_calls(program, PLAN_SEEDS))
+    calls = Variation(program).calls(PLAN_SEEDS)
     work = program.workload
 
     def run(model: nn.Module, call: Call) -> object:
@@ -323,15 +331,6 @@ def _subject(program: Program, base: nn.Module) -> Subject:
     graphs = tuple(record(lambda c=call: program.step(c, base), base, call) for call in calls)  # type: ignore[misc]
     optimizer = program.training.optimizer_in_use(base) if program.training else None
     return Subject(base, graphs, calls, work.mode, work.device, run, optimizer)
-
-
-def _calls(program: Program, seeds: tuple[int, ...]) -> Iterator[Call]:
-    """Inputs for each seed, and where the model allows, one of another batch size."""
-    for seed in seeds:
-        yield program.call(seed)
-    own = batch_size(program.call())
-    if own and program.batchable:
-        yield program.call(seeds[-1] + 1, batch=own // 2 if own > 1 else 2)
 
 
 def _disturb_fresh_norms(model: nn.Module) -> bool:
@@ -349,12 +348,16 @@ def _disturb_fresh_norms(model: nn.Module) -> bool:
     return fresh
 
 
-def _verify(program: Program, candidate: nn.Module) -> Verification:
-    calls = tuple(_calls(program, VERIFY_SEEDS))
+def _verify(program: Program, candidate: nn.Module, *, sizes: bool) -> Verification:
+    """Compare a candidate with the original; on other sizes, too, where each does not have to be compiled anew."""
+    variation = Variation(program)
+    calls = variation.calls(VERIFY_SEEDS, sizes=sizes)
     original, run, device = program.model, _runner(program), program.workload.device
     if program.training is not None:
-        return verify(copied(original), candidate, calls, run, device=device)
+        found = verify(copied(original), candidate, calls, run, device=device)
+        return replace(found, notes=(*found.notes, *variation.notes))
     found = verify(original, candidate, calls, run, device=device)
+    found = replace(found, notes=(*found.notes, *variation.notes))
     if found.verdict == "diverges" and verify(original, original, calls[:1], run, device=device).verdict == "diverges":
         return Verification("unchecked", device, reason=NOT_ITSELF)
     return found

@@ -26,7 +26,7 @@ from fusionadvisor.report.codec import from_dict, to_dict
 
 POLL_S = 0.05
 """How often the child's memory is looked at."""
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 _START = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
@@ -114,7 +114,7 @@ def _start(job: Job) -> _Child:
 
 
 def _watch(child: _Child, limits: Limits, tell: Callable[[str], None]) -> Ended | None:
-    """Follow the child until it closes its pipe; end it where it goes past a limit."""
+    """Follow the child until its result is here or it has ended; end it where it goes past a limit."""
     deadline = time.monotonic() + limits.timeout_s
     allowed = limits.memory_bytes or int(0.8 * free_memory())
     while True:
@@ -124,9 +124,13 @@ def _watch(child: _Child, limits: Limits, tell: Callable[[str], None]) -> Ended 
             if not data:
                 return None
             _hear(child, data, tell)
+            if child.result is not None or child.error is not None:  # what it forked may hold the pipe open
+                return None
+        elif child.process.poll() is not None:
+            return None
         if time.monotonic() > deadline:
             return Ended("timed_out", reason=f"It was still {child.stage} after {limits.timeout_s:g} s and was ended.")
-        if (used := _resident(child.process.pid)) > allowed:
+        if used := memory_over(child.process.pid, allowed):
             reason = f"It was {child.stage} and used {used / 1e9:.1f} GB; {allowed / 1e9:.1f} GB are allowed."
             return Ended("crashed", reason=reason)
 
@@ -155,18 +159,48 @@ def _crash(child: _Child) -> str:
 
 def _kill(child: _Child) -> None:
     """End the child and whatever it started."""
+    started = _descendants(child.process.pid)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.process.pid, signal.SIGKILL)
+    for pid in started:  # those that have left its group
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     child.process.wait()
     child.output.close()
 
 
+def memory_over(pid: int, allowed: int) -> int:
+    """Bytes of memory that a process and all it started hold, where that is more than is allowed; else 0."""
+    tree = (pid, *_descendants(pid))
+    used = sum(map(_resident, tree))
+    if used > allowed and len(tree) > 1:  # forked processes share most of theirs; to tell takes longer
+        used = sum(map(_proportional, tree))
+    return used if used > allowed else 0
+
+
+def _descendants(pid: int) -> list[int]:
+    """Processes below one, those whose parent has ended included: they come back to it (see :func:`child`)."""
+    found = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += [int(word) for word in path.read_text().split()]
+    return found + [below for one in found for below in _descendants(one)]
+
+
 def _resident(pid: int) -> int:
-    """Bytes of memory a process holds; 0 once it is gone."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
     except (OSError, IndexError, ValueError):
         return 0
+
+
+def _proportional(pid: int) -> int:
+    """Bytes of memory a process holds, what it shares divided among those that do."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)
 
 
 def free_memory() -> int:
@@ -186,6 +220,7 @@ def child() -> None:
 
     pipe, parent = int(sys.argv[2]), int(sys.argv[3])
     _die_with(parent)
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # what its own children leave behind stays below it
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     faulthandler.enable()
 

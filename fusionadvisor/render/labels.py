@@ -46,6 +46,8 @@ KINDS = {
 
 OUTCOMES = {
     "faster": "faster",
+    "equivalent": "as fast",
+    "inconclusive": "inconclusive",
     "same": "no proven difference",
     "slower": "slower",
     "no_effect": "no effect",
@@ -54,14 +56,15 @@ OUTCOMES = {
     "crashed": "crashed",
     "timed_out": "timed out",
     "not_tried": "not tried",
-    "equivalent": "equivalent",
     "inconclusive": "inconclusive",
     "unchecked": "outputs not checked",
 }
 
 ENDED = {
     "faster": "was not kept",
-    "same": "made no proven difference",
+    "equivalent": "was as fast as before",
+    "inconclusive": "brought no proven difference",
+    "same": "brought no proven difference",
     "slower": "was slower",
     "no_effect": "had no effect",
     "diverged": "changed the outputs",
@@ -69,8 +72,6 @@ ENDED = {
     "crashed": "crashed",
     "timed_out": "ran out of time",
     "not_tried": "was not tried",
-    "equivalent": "made no difference",
-    "inconclusive": "was inconclusive",
     "unchecked": "could not be checked",
 }
 
@@ -216,7 +217,7 @@ def outcome(report: Report, attempt: Attempt) -> str:
 
 def late(report: Report, attempt: Attempt) -> bool:
     """Whether only the check of the whole proved an attempt; a search for less memory keeps what is not faster."""
-    return report.hunt is not None and report.hunt.goal != "memory" and attempt.kept and attempt.outcome == "same"
+    return report.hunt is not None and report.hunt.goal != "memory" and attempt.kept and attempt.outcome != "faster"
 
 
 def _part(attempt: Attempt) -> str:

@@ -209,7 +209,7 @@ def _measured(report: Report, attempt: Attempt, credit: Credit) -> str:
         return f"{name} was not measured"
     if labels.late(report, attempt):
         return f"{name}: proven in the final check"
-    if attempt.outcome == "same":
+    if attempt.outcome in ("equivalent", "inconclusive", "same"):
         return f"{name}: no proven difference"
     shared = f" for {credit.shared} findings together" if credit.shared > 1 else ""
     if saved < 0:

@@ -27,7 +27,11 @@ OUTSIDE = "W23"
 
 Basis = Literal["measured", "recorded", "predicted"]
 SavingBasis = Literal["bound", "measured", "predicted"]
-Outcome = Literal["faster", "same", "slower", "no_effect", "diverged", "refused", "crashed", "timed_out", "not_tried"]
+Outcome = Literal[
+    "faster", "equivalent", "slower", "inconclusive", "no_effect", "diverged", "refused", "crashed", "timed_out",
+    "not_tried", "same",
+]  # fmt: skip
+"""``same`` stands in reports of version 0.1 for what is ``equivalent`` or ``inconclusive`` since."""
 Verdict = Literal["agrees", "diverges", "unchecked"]
 Mode = Literal["inference", "training"]
 
@@ -426,6 +430,12 @@ class Verification:
     inputs: int = 0
     """How many input sets were compared."""
     reason: str = ""
+    row: float | None = None
+    """Largest error of a row against fp64, as a share of what is allowed there; None where there are no rows."""
+    element: float | None = None
+    """The same of an element."""
+    notes: tuple[str, ...] = ()
+    """What was not varied, and why."""
 
 
 @dataclass(frozen=True, slots=True)

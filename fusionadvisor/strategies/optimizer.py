@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import Adafactor, Optimizer
 
 from fusionadvisor.errors import InputError, did_you_mean
@@ -37,6 +38,10 @@ LOOPS_ON_CPU = (
 YOURS = "This line of the step belongs to neither the model nor the optimizer, so it is left to you."
 
 
+Gradients = dict[int, Tensor]
+"""What a step makes of parameters, by their ids."""
+
+
 @dataclass(frozen=True)
 class FusedOptimizer(Strategy):
     """Update all parameters with one kernel.
@@ -60,8 +65,8 @@ class FusedOptimizer(Strategy):
 
     - Inference, which has no optimizer.
     - An optimizer that is not torch.optim's own, as it may compute something else.
-    - One that has neither form, or not for these parameters: complex, on a device without fused kernels, sparse
-      gradients, `differentiable=True`. The reason is given.
+    - One that has neither form, or whose step in it fails on copies of these parameters and gradients: complex or
+      sparse ones, a device without fused kernels, `differentiable=True`. The reason is given.
 
     ## Example
 
@@ -96,10 +101,12 @@ class FusedOptimizer(Strategy):
         clip = tuple(_clipped(repeated, optimizer))
         if clip and not subject.device.startswith("cuda"):
             notes = (*notes, LOOPS_ON_CPU)
-        site, refused, said = self._update(optimizer)
+        site, refused, said = self._update(optimizer, _gradients(subject))
         return Plan((*site, *clip), tuple(refused), notes=(*said, *notes))
 
-    def _update(self, optimizer: Optimizer) -> tuple[tuple[Site, ...], list[Refusal], tuple[str, ...]]:
+    def _update(
+        self, optimizer: Optimizer, gradients: Gradients
+    ) -> tuple[tuple[Site, ...], list[Refusal], tuple[str, ...]]:
         """The site of the update, if there is one, the forms refused, and what else there is to say."""
         name = type(optimizer).__name__
         if not type(optimizer).__module__.startswith("torch.optim."):
@@ -110,7 +117,7 @@ class FusedOptimizer(Strategy):
                 continue
             if all(group.get(form) for group in optimizer.param_groups):
                 return (), refused, (f"{name} runs {form} already.",)
-            if reason := _unsupported(optimizer, form):
+            if reason := _unsupported(optimizer, form, gradients):
                 refused.append(Refusal(name, reason))
                 continue
             count = sum(len(group["params"]) for group in optimizer.param_groups)
@@ -135,30 +142,29 @@ def configure(optimizer: Optimizer, model: nn.Module) -> Optimizer:
     return optimizer
 
 
-def _unsupported(optimizer: Optimizer, form: str) -> str:
+def _unsupported(optimizer: Optimizer, form: str, gradients: Gradients) -> str:
     """Say why the optimizer cannot run in this form; empty where it can."""
     name = type(optimizer).__name__
     if form not in optimizer.defaults:
         return f"{name} has no {form} form."
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    if any(p.grad is not None and p.grad.is_sparse for p in parameters):
-        return f"{name} gets sparse gradients, for which there is no {form} form."
     if any(group.get("differentiable") for group in optimizer.param_groups):
         return f"{name} is differentiable, which its {form} form is not."
-    if any(p.is_complex() for p in parameters):
-        return f"A parameter is complex, for which {name} has no {form} form."
     try:
-        _twin(optimizer, form)
-    except (RuntimeError, ValueError) as error:
+        _twin(optimizer, form, gradients).step()
+    except (RuntimeError, ValueError, TypeError, NotImplementedError, AttributeError) as error:
         return f"{name} cannot run {form} here: {one_line(error)}."
     return ""
 
 
-def _twin(optimizer: Optimizer, form: str) -> Optimizer:
-    """An optimizer of this form on the same parameters, made for what its constructor refuses."""
+def _twin(optimizer: Optimizer, form: str, gradients: Gradients) -> Optimizer:
+    """An optimizer of this form on copies of the parameters and gradients, to see whether it takes them."""
     accepted = inspect.signature(type(optimizer)).parameters
     settings: dict[str, Any] = {**optimizer.defaults, **FORMS[form]}
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    parameters = [p.detach().clone().requires_grad_() for group in optimizer.param_groups for p in group["params"]]
+    own = [p for group in optimizer.param_groups for p in group["params"]]
+    for twin_of, parameter in zip(own, parameters, strict=True):
+        parameter.grad = gradients.get(id(twin_of), twin_of.grad)
+        parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.detach().clone()
     twin = type(optimizer)(parameters, **{name: value for name, value in settings.items() if name in accepted})
     if form == "fused":
         from torch.optim.optimizer import _device_dtype_check_for_fused
@@ -166,6 +172,16 @@ def _twin(optimizer: Optimizer, form: str) -> Optimizer:
         for parameter in parameters:
             _device_dtype_check_for_fused(parameter, cuda_unsupported=False)
     return twin
+
+
+def _gradients(subject: Subject) -> Gradients:
+    """The gradients of a step on a copy of the model: whether they are sparse shows only there."""
+    if subject.run is None or not subject.calls:
+        return {}
+    twin = duplicate(subject.model)
+    subject.run(twin, subject.calls[0].map(lambda _, tensor: tensor.clone()))
+    pairs = zip(subject.model.parameters(), twin.parameters(), strict=True)
+    return {id(parameter): copied.grad for parameter, copied in pairs if copied.grad is not None}
 
 
 Repeated = dict[tuple[str, str, str], int]

@@ -49,7 +49,7 @@ class Program:
         Raises:
             InputError: ``batch`` is given and no input has a dimension to vary.
         """
-        names, batch = self.names, batch or self.workload.batch
+        names, batch = self.names, self.workload.batch if batch is None else batch
         drawn = self.source.draw(seed, names) if batch is None else self.source.sized(seed, names, batch)
         apart = {} if self.place else self.source.devices
         usual = self.place or self.workload.device

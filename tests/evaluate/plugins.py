@@ -63,6 +63,35 @@ class Eats(Whole):
             time.sleep(0.001)
 
 
+class EatsApart(Whole):
+    """A process it started holds what it may not, in a session of its own."""
+
+    id = "eats_apart"
+
+    def rewrite(self, model: nn.Module, plan: Plan, subject: Subject) -> nn.Module:
+        if os.fork() == 0:
+            os.setsid()
+            held = []
+            while True:
+                held.append(b"x" * (32 << 20))
+                time.sleep(0.001)
+        time.sleep(3600)
+        return model
+
+
+class LeavesHelper(Whole):
+    """Done at once; a process it started lives on and holds whatever was open."""
+
+    id = "leaves_helper"
+
+    def rewrite(self, model: nn.Module, plan: Plan, subject: Subject) -> nn.Module:
+        if os.fork() == 0:
+            os.setsid()
+            Path(os.environ["PLUGIN_PID_FILE"]).write_text(str(os.getpid()))
+            time.sleep(3600)
+        return model
+
+
 class Raises(Whole):
     id = "raises"
 
@@ -107,4 +136,4 @@ class ChangesOriginal(Whole):
         return super().plan(subject)
 
 
-ALL = (Whole, Segfaults, Sleeps, Spawns, Eats, Raises, Exits, ReturnsNaN, ChangesOriginal)
+ALL = (Whole, Segfaults, Sleeps, Spawns, Eats, EatsApart, LeavesHelper, Raises, Exits, ReturnsNaN, ChangesOriginal)

@@ -70,7 +70,7 @@ class World(Trying):
         self.asked.append(path)
         self.limit.append(self.limits.timeout_s)
         ratio = self.gains.get(path, self.gains.get(own, 1.0))
-        outcome: Outcome = "faster" if ratio > 1.05 else "slower" if ratio < 0.95 else "same"
+        outcome: Outcome = "faster" if ratio > 1.05 else "slower" if ratio < 0.95 else "equivalent"
         kept = outcome == "faster" or (ratio == 1.0 and not strategies.get(own).terminal) or self.goal == "memory"
         before = self.memory.get(path.rpartition(",")[0], 100)
         after = self.memory.get(path, before)
@@ -160,7 +160,7 @@ def test_what_plans_nothing_or_lacks_its_device_is_dropped_with_the_reason() -> 
 
 def test_compile_is_confined_to_the_blocks_with_findings() -> None:
     found = hunt(world(), finding("compile"))
-    assert found["compile,layers.1"].outcome == "same"
+    assert found["compile,layers.1"].outcome == "equivalent"
     assert [name for name in hunt(world(), finding("fx")) if name.startswith("compile,")] == []
 
 
@@ -243,7 +243,13 @@ def test_the_goal_of_memory_is_decided_by_what_a_call_holds() -> None:
 
 @pytest.mark.parametrize(
     ("outcome", "own", "new", "expected"),
-    [("same", 100, 50, True), ("same", 50, 50, False), ("slower", 100, 50, False), ("faster", 50, 100, False)],
+    [
+        ("equivalent", 100, 50, True),
+        ("equivalent", 50, 50, False),
+        ("inconclusive", 100, 50, False),
+        ("slower", 100, 50, False),
+        ("faster", 50, 100, False),
+    ],
 )
 def test_memory_is_a_goal(outcome: Outcome, own: int, new: int, expected: bool) -> None:
     before, after = Timing(1, (1, 1), peak_memory_bytes=own), Timing(1, (1, 1), peak_memory_bytes=new)

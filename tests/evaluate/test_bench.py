@@ -5,6 +5,7 @@ from typing import cast
 import pytest
 
 from fusionadvisor.evaluate import bench
+from fusionadvisor.report.model import Speedup
 
 
 class FakeClock:
@@ -41,13 +42,13 @@ def test_a_real_gain_is_found_with_its_size() -> None:
 def test_a_loss_is_found_and_nothing_is_nothing() -> None:
     slower = bench.compare(arm(0.01, 1), arm(0.01, 2), arm(0.012, 3), FakeClock(), budget_s=100)
     same = bench.compare(arm(0.01, 1), arm(0.01, 2), arm(0.01, 3), FakeClock(), budget_s=100)
-    assert (slower.verdict, same.verdict) == ("slower", "same")
+    assert (slower.verdict, same.verdict) == ("slower", "equivalent")
 
 
 def test_a_gain_within_what_two_copies_differ_by_is_not_proven() -> None:
     # the control, which does the same work, came out 6 % apart: so 5 % proves nothing
     result = bench.compare(arm(0.01, 1), arm(0.0106, 2), arm(0.0095, 3), FakeClock(), budget_s=100)
-    assert result.verdict == "same"
+    assert result.verdict == "equivalent"
     assert result.speedup.aa_band[0] == pytest.approx(1 / result.speedup.aa_band[1])
 
 
@@ -89,3 +90,38 @@ def test_warm_up_ends_when_calls_agree() -> None:
     values = iter(range(1, 100))
     bench.warm_up(lambda: 2.0 ** next(values), restless)
     assert len(restless.calls) == bench.WARM_UP_CALLS
+
+
+def test_an_open_verdict_is_measured_longer_within_the_budget() -> None:
+    def noisy(seconds: float, seed: int) -> Callable[[], float]:
+        return arm(seconds, seed, noise=0.5)
+
+    long = bench.compare(noisy(0.01, 1), noisy(0.01, 2), noisy(0.01, 3), FakeClock(), budget_s=1000)
+    assert len(long.before.samples_ms) in (2 * bench.ROUNDS, bench.LONGER * bench.ROUNDS)
+    short = bench.compare(noisy(0.01, 1), noisy(0.01, 2), noisy(0.01, 3), FakeClock(), budget_s=0.5)
+    assert short.verdict == "inconclusive"
+    assert len(short.before.samples_ms) < bench.ROUNDS
+    assert "after" in bench.why_open(short.speedup, 20).lower()
+
+
+@pytest.mark.parametrize(
+    ("interval", "band", "verdict"),
+    [
+        ((1.05, 1.2), (0.98, 1.02), "faster"),
+        ((1.3, 1.5), (0.8, 1.25), "faster"),
+        ((0.98, 1.01), (0.98, 1.02), "equivalent"),
+        ((0.97, 1.3), (0.95, 1.05), "equivalent"),
+        ((0.96, 1.3), (0.95, 1.05), "inconclusive"),
+        ((0.98, 1.01), (0.85, 1.18), "inconclusive"),
+        ((0.8, 0.9), (0.95, 1.05), "slower"),
+        ((0.94, 0.96), (0.93, 1.07), "inconclusive"),
+    ],
+)  # fmt: skip
+def test_the_verdict_of_an_interval(
+    interval: tuple[float, float], band: tuple[float, float], verdict: bench.Verdict
+) -> None:
+    speedup = Speedup(1.0, interval, band)
+    assert bench.verdict(speedup) == verdict
+    assert bench.verdict(speedup, bench.FEWEST_ROUNDS - 1) == "inconclusive"
+    assert bench.keeps(verdict, less=True) == (verdict in ("faster", "equivalent"))
+    assert bench.keeps(verdict, less=False) == (verdict == "faster")

@@ -1,5 +1,7 @@
 """Steps that were kept one by one are checked as a whole; what does not hold then is given up from the end."""
 
+from pathlib import Path
+
 import pytest
 
 from fusionadvisor.evaluate.search import Trying
@@ -23,7 +25,14 @@ class Checking(Trying):
         if len(job.kept) > self.holds:
             return self.ending
         return Ended(
-            "done", Done(speedup=FASTER, verification=AGREES, before=Timing(1, (1, 1)), after=Timing(1, (1, 1)))
+            "done",
+            Done(
+                speedup=FASTER,
+                verification=AGREES,
+                before=Timing(1, (1, 1)),
+                after=Timing(1, (1, 1)),
+                verdict="faster",
+            ),
         )
 
 
@@ -53,3 +62,33 @@ def test_what_differs_or_takes_too_long_says_so() -> None:
     differs = Ended("done", Done(verification=Verification("diverges", reason="output differs")))
     assert kept(2, differs)[1]["fx"].outcome == "diverged"
     assert kept(2, Ended("timed_out", reason="still measuring after 300 s"))[1]["fx"].outcome == "timed_out"
+
+
+def test_what_may_be_slower_together_is_given_up() -> None:
+    open_ = Done(speedup=Speedup(0.99, (0.9, 1.1), (0.95, 1.05)), verification=AGREES, verdict="inconclusive")
+    made = kept(2, Ended("done", open_))[1]["fx"]
+    assert (made.outcome, made.kept) == ("inconclusive", False)
+    assert "0.90–1.10 times as fast as the original, which may be slower" in made.reason
+
+
+def test_a_recipe_that_does_not_hold_is_not_faster_and_kept(tmp_path: Path) -> None:
+    class Saving(Checking):
+        def do(self, job: Job, name: str) -> Ended:
+            if job.save is not None:
+                (tmp_path / "recipe.json").write_text("{}")
+                return Ended("done", Done(files=(str(tmp_path / "recipe.json"),)))
+            if job.recipe is not None:
+                return Ended("done", Done(verification=Verification("diverges", reason="output differs")))
+            return super().do(job, name)
+
+    trying = Saving(Workload(target="x.py", device="cpu"), Limits(), 1.0, lambda _: None)
+    attempts = [
+        Attempt("fx", "faster", True, speedup=FASTER, verification=AGREES),
+        Attempt("sdpa", "no_effect", reason="None."),
+    ]
+    trying.keep(Done(attempts[0], Step("fx"), speedup=FASTER))
+    outcome = trying.outcome(attempts, [], tmp_path)
+    assert [(made.outcome, made.kept) for made in outcome.attempts] == [("refused", False), ("no_effect", False)]
+    assert "did not hold in a fresh process" in outcome.attempts[0].reason
+    assert (outcome.result, outcome.steps, outcome.files) == (None, (), ())
+    assert [warning.code for warning in outcome.warnings] == ["W-recipe"]

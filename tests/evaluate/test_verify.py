@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fusionadvisor.evaluate.verify import Trained, verify
+from fusionadvisor.evaluate.leaves import Trained
+from fusionadvisor.evaluate.verify import verify
 from fusionadvisor.report.model import Verification
 from fusionadvisor.strategies.base import Call
 

@@ -54,6 +54,22 @@ def test_memory_is_limited(tiny: str) -> None:
     assert "1.5 GB are allowed" in made.reason
 
 
+def test_the_memory_of_all_it_started_counts(tiny: str) -> None:
+    made = tried(tiny, "eats_apart", memory_bytes=1_500_000_000)
+    assert made.outcome == "crashed"
+    assert "1.5 GB are allowed" in made.reason
+
+
+def test_a_finished_attempt_is_not_lost_to_a_process_that_lives_on(
+    tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid_file = tmp_path / "pid"
+    monkeypatch.setenv("PLUGIN_PID_FILE", str(pid_file))
+    made = tried(tiny, "leaves_helper", timeout_s=120)
+    assert made.outcome in ("faster", "equivalent", "slower", "inconclusive")
+    assert gone(int(pid_file.read_text()))
+
+
 def test_nan_is_a_divergence(tiny: str) -> None:
     made = tried(tiny, "returns_nan")
     assert made.outcome == "diverged"

@@ -131,15 +131,35 @@ def test_a_class_without_the_forms_is_refused() -> None:
     assert "SparseAdam has no foreach form." in reasons(plan)
 
 
-def test_sparse_gradients_and_differentiable_are_refused() -> None:
+@pytest.mark.parametrize(("kind", "form"), [(SGD, "foreach"), (Adam, None)])
+def test_sparse_gradients_are_asked_of_each_form(kind: type[Optimizer], form: str | None) -> None:
     model = nn.Embedding(4, 3, sparse=True)
-    optimizer: Optimizer = SGD(model.parameters(), lr=0.1)
-    model(torch.tensor([1])).sum().backward()
-    plan = FusedOptimizer().plan(Subject(model, (), (), "training", optimizer=optimizer))
-    assert not plan.sites
+    optimizer = kind(model.parameters(), lr=0.1)  # type: ignore[call-arg]
+
+    def run(model: nn.Module, call: Call) -> Tensor:  # before the first step nothing shows that they are sparse
+        model.zero_grad()
+        loss: Tensor = model(*call.args).sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    calls = (Call((torch.tensor([1]),)),)
+    plan = FusedOptimizer().plan(Subject(model, (), calls, "training", run=run, optimizer=optimizer))
+    assert [site.detail.split()[-1] for site in plan.sites] == ([form] if form else [])
     assert "sparse gradients" in reasons(plan)
+    assert model.weight.grad is None
+
+
+def test_complex_parameters_run_foreach() -> None:
+    weight = nn.Parameter(torch.randn(4, dtype=torch.complex64))
+    model = nn.ParameterList([weight])
+    plan = FusedOptimizer().plan(Subject(model, (), (), "training", optimizer=Adam([weight])))
+    assert [site.detail.split()[-1] for site in plan.sites] == ["foreach"]
+    assert "floating point" in reasons(plan)
+
+
+def test_differentiable_is_refused() -> None:
     dense = Net()
-    optimizer = Adam(dense.parameters(), differentiable=True)
+    optimizer: Optimizer = Adam(dense.parameters(), differentiable=True)
     plan = FusedOptimizer().plan(Subject(dense, (), (), "training", optimizer=optimizer))
     assert "is differentiable" in reasons(plan)
 
