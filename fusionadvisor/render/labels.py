@@ -56,7 +56,6 @@ OUTCOMES = {
     "crashed": "crashed",
     "timed_out": "timed out",
     "not_tried": "not tried",
-    "inconclusive": "inconclusive",
     "unchecked": "outputs not checked",
 }
 
