@@ -199,10 +199,10 @@ class _Survey(Survey):
         layer = self.model.get_submodule(path)
         verdict = self.paths.only_called(layer, path)
         own = self._own_forward(path) if captured else None
-        if verdict.reason or verdict.flags:
-            inside = verdict.event is not None and verdict.event.function is not None and not verdict.flags
-            if not (inside and verdict.event.function.node is own):  # type: ignore[union-attr]
-                return verdict.reason or f"{path} is used in another way once {_flag(verdict)} is set"
+        if verdict.reason:
+            function = verdict.event.function if verdict.event is not None else None
+            if function is None or function.node is not own:
+                return verdict.reason
         for call in self.paths.log.calls[id(layer)]:
             if len(call.inputs) != 1:
                 return f"{call.place} does more with {path} than to call it"
@@ -308,10 +308,6 @@ class _Survey(Survey):
                 if call.source is not None:
                     return Refusal(name, f"{reason}.", Source(call.source.file, call.source.line))
         return Refusal(name, f"{reason}.")
-
-
-def _flag(verdict: observe.Verdict) -> str:
-    return ", ".join(sorted(f"{flag.path}.{flag.name}".lstrip(".") for flag in verdict.flags))
 
 
 def _read_elsewhere(graph: FlowGraph, path: str) -> str:

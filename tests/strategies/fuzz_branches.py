@@ -552,6 +552,8 @@ def check(seed: int) -> tuple[Counter[str], list[str]]:
 
 def main() -> None:
     count, start = int(sys.argv[1]), int(sys.argv[2])
+    asked = ["git", "rev-parse", "--short", "HEAD"]  # at the start: the code that is searched
+    commit = subprocess.run(asked, capture_output=True, text=True, check=True, cwd=RESULTS.parent).stdout.strip()
     gc.collect()
     gc.freeze()  # each recording collects garbage; what is here already is none
     tally: Counter[str] = Counter(wrong=0)
@@ -563,12 +565,9 @@ def main() -> None:
         for problem in wrong:
             sys.stdout.write(problem + "\n")
             sys.stdout.flush()
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True, cwd=RESULTS.parent
-    )
     runs = json.loads(RESULTS.read_text())["runs"] if RESULTS.exists() else []
     runs = [run for run in runs if run["seeds"] != [start, start + count - 1]]
-    runs.append({"seeds": [start, start + count - 1], "commit": commit.stdout.strip(), **dict(sorted(tally.items()))})
+    runs.append({"seeds": [start, start + count - 1], "commit": commit, **dict(sorted(tally.items()))})
     RESULTS.write_text(json.dumps({"torch": torch.__version__, "runs": runs}, indent=1) + "\n")
     sys.stdout.write(f"{dict(tally)}\n")
 

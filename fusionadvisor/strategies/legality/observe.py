@@ -101,20 +101,22 @@ class Code:
         return f"{event.place} gives {path} to {event.name}, which cannot be followed"
 
     def only_called(self, module: nn.Module, path: str) -> Verdict:
-        """Whether a module is only called: its weights are read by nobody but itself, and it is changed by nobody."""
+        """Whether a module is only called: its weights are read by nobody but itself, and it is changed by nobody.
+
+        Nor may it be once a flag is set: a guard minds calls alone.
+        """
         if self.unknown:
             return Verdict(self.unknown)
         if not self.log.calls[id(module)]:
             return Verdict(f"no call of {path} is seen in the code")
-        answer = _Answer()
         for event in self.log.escapes[id(module)]:
-            answer.against(event, self.given_away(event, path))
+            return Verdict(self.given_away(event, path), event)
         for event in self._reads(module):
-            answer.against(event, f"{event.place} reads a weight of {path} ({event.name})")
+            return Verdict(f"{event.place} reads a weight of {path} ({event.name})", event)
         for event in self.log.writes[id(module)]:
             if event.entry in self._computing:
-                answer.against(event, f"{event.place} changes {path} ({event.name})")
-        return Verdict(answer.reason, answer.event, frozenset(answer.flags))
+                return Verdict(f"{event.place} changes {path} ({event.name})", event)
+        return Verdict()
 
     def _reads(self, module: nn.Module) -> Iterator[Event]:
         """Events in which the values of a module's weights matter to something that it does not do itself.
@@ -173,7 +175,6 @@ class Code:
             verdict = self.only_called(module, name)
             if verdict.reason:
                 return verdict
-            answer.flags |= verdict.flags
         for call in self.log.calls[id(first)]:
             if len(call.modules) > 1 or _several(call):
                 answer.against(call, f"{call.place} gives {names[0]} more than its input")
