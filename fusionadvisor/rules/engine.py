@@ -367,7 +367,7 @@ def _fusion(facts: Facts) -> Fusion:
             _said(facts),
             facts.idle,
         ),
-        syncs=round(len(facts.timeline.syncs) / facts.steps),
+        syncs=round((len(facts.timeline.syncs) - facts.timeline.own_waits) / facts.steps),
         judged_share=_judged_share(facts),
     )
 

@@ -17,7 +17,7 @@ from fusionadvisor.analysis.facts import Facts
 from fusionadvisor.analysis.summary import summarise
 from fusionadvisor.capture import live as capture_live
 from fusionadvisor.capture.align import align
-from fusionadvisor.capture.live import Captured, capture, on_one_clock
+from fusionadvisor.capture.live import Captured, capture, on_one_clock, own_waits
 from fusionadvisor.errors import EnvironmentUnfitError
 from fusionadvisor.report.model import Timing
 from fusionadvisor.rules.engine import run
@@ -25,6 +25,7 @@ from fusionadvisor.trace import load
 from fusionadvisor.trace.timeline import KERNEL_COLUMNS, Timeline
 from fusionadvisor.units import time_us
 from fusionadvisor.workload.program import live
+from tests.trace.samples import Event, annotation, kernel, launch, op, read
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="these run where CPU ops stand in for kernels")
 
@@ -280,3 +281,25 @@ def test_ops_that_fit_into_the_step_and_kernels_of_a_gpu_keep_their_times() -> N
     assert on_one_clock(timeline, None) is timeline
     on_gpu = replace(timeline, stand_ins=False)
     assert on_one_clock(on_gpu, Timing(1e-6, (0.0, 1.0))) is on_gpu
+
+
+def test_the_waits_of_the_recording_are_told_from_the_programs() -> None:
+    def step(index: int, begin: float, *waits: str) -> list[Event]:
+        calls = [launch(begin + 20 + 10 * i, 10 * index + i + 50, name=name) for i, name in enumerate(waits)]
+        return [annotation(f"ProfilerStep#{index}", begin, 90), op("aten::add", begin + 1, 5), *calls]
+
+    timeline = read(
+        [
+            *step(0, 100, "cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaDeviceSynchronize"),
+            *step(1, 200, "cudaDeviceSynchronize"),
+            launch(103, 1),
+            kernel(105, 5, 1),
+            launch(203, 2),
+            kernel(205, 5, 2),
+            launch(310, 98, name="cudaDeviceSynchronize"),
+            launch(320, 99, name="cudaDeviceSynchronize"),
+        ]
+    )
+    assert len(timeline.syncs) == 6
+    assert own_waits(timeline, ends_steps=True) == 4  # two steps' ends, two after them
+    assert own_waits(timeline, ends_steps=False) == 2

@@ -130,3 +130,21 @@ def test_a_crash_in_the_capture_ends_the_attempt_and_not_the_program(tmp_path: P
     assert outcomes["cudagraph"] == "crashed"
     assert set(outcomes) == {"cudagraph", "fuse_modules"}
     assert "cudagraph" in said
+
+
+def test_the_doctor_finds_the_gpu_fit() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "fusionadvisor", "doctor"],
+        env=_environment(), capture_output=True, text=True, timeout=600, check=True,
+    )  # fmt: skip
+    assert "no  " not in done.stdout, done.stdout
+    assert "recorded (CUPTI works)" in done.stdout
+
+
+@pytest.mark.parametrize(("source", "waits"), [("simple_mlp.py", 0), ("waits.py", 1)])
+def test_the_programs_own_wait_is_no_sync_of_the_step(tmp_path: Path, source: str, waits: int) -> None:
+    (tmp_path / "waits.py").write_text(WAITS)
+    (tmp_path / "simple_mlp.py").write_text((SAMPLES / "simple_mlp.py").read_text())
+    code, report, said = run(tmp_path, "profile", source, "--fail-on", "syncs>0")
+    assert code == min(waits, 1), said
+    assert report["fusion"]["syncs"] == waits
