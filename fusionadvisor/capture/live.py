@@ -128,7 +128,7 @@ def profiled(run: Callable[[], object], program: Program, steps: int) -> Timelin
 
 
 def own_waits(timeline: Timeline, *, ends_steps: bool) -> int:
-    """How many waits in a recording are this program's: those after the last step and, if so, one that ends each step."""
+    """How many waits in a recording are this program's: those after the last step, and the one that ends a step."""
     syncs = timeline.syncs
     if not timeline.steps:
         return 0

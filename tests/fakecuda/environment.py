@@ -110,7 +110,7 @@ def _install(venv: Path, limit_s: float | None) -> None:
         file.flush()
         try:
             subprocess.run([sys.executable, "-m", "venv", venv], check=True, timeout=limit_s, stdout=sys.stderr)
-            pip = [venv / "bin/python", "-m", "pip", "install", "--quiet", "-c", file.name, *needs]
+            pip: list[str | Path] = [venv / "bin/python", "-m", "pip", "install", "--quiet", "-c", file.name, *needs]
             subprocess.run(pip, check=True, timeout=limit_s, stdout=sys.stderr)
         except subprocess.TimeoutExpired:
             raise UnavailableError(f"the CUDA build of torch was not installed within {limit_s:g} s") from None

@@ -32,9 +32,7 @@ def _begin() -> None:
             file = folder / f"{module or '__init__'}.py"
             folders = None if module else [str(folder)]
             loader = AsTorch(name, str(file))
-            return importlib.util.spec_from_file_location(
-                name, file, loader=loader, submodule_search_locations=folders
-            )
+            return importlib.util.spec_from_file_location(name, file, loader=loader, submodule_search_locations=folders)
 
     class After:
         """Finds a module as others would, and calls back once it has run."""
@@ -46,7 +44,7 @@ def _begin() -> None:
         def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
             if name != self._name:
                 return None
-            sys.meta_path.remove(self)  # type: ignore[arg-type]
+            sys.meta_path.remove(self)
             spec = importlib.util.find_spec(name)
             if spec is None or spec.loader is None:
                 return spec
@@ -60,9 +58,9 @@ def _begin() -> None:
             return spec
 
     def after_import(name: str, action: Callable[[ModuleType], None]) -> None:
-        sys.meta_path.insert(0, After(name, action))  # type: ignore[arg-type]
+        sys.meta_path.insert(0, After(name, action))
 
-    sys.meta_path.insert(0, Compute())  # type: ignore[arg-type]
+    sys.meta_path.insert(0, Compute())
     after_import("torch", lambda _: importlib.import_module("fakecuda_compute").install(after_import))
 
 

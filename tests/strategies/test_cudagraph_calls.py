@@ -116,7 +116,8 @@ def test_autograd_is_done_with_earlier_backwards_before_a_capture(
 
     def logged(*args: Any, **options: Any) -> tuple[Tensor, ...]:
         fake.log.append("backward")
-        return grad(*args, **options)
+        gradients: tuple[Tensor, ...] = grad(*args, **options)
+        return gradients
 
     monkeypatch.setattr(torch.autograd, "grad", logged)
     weight = torch.ones(3, requires_grad=True)

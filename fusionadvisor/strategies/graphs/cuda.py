@@ -130,9 +130,9 @@ def _forward_backward(run: TensorFunction, samples: tuple[Tensor, ...]) -> None:
 def _let_autograd_finish(device: torch.device) -> None:
     """Wait until autograd's thread holds nothing of earlier backwards, which it lets go of only after they returned.
 
-    Dropping a tensor that another stream used records an event. Once the capture has begun, that event is of the capture,
-    and asking for it later is an error that breaks the process. The thread takes one task after the other, so it is done
-    with the earlier ones when it has done this one, whose tensors are of one stream.
+    Dropping a tensor that another stream used records an event. Once the capture has begun, that event is of the
+    capture, and asking for it later is an error that breaks the process. The thread takes one task after the other, so
+    it is done with the earlier ones when it has done this one, whose tensors are of one stream.
     """
     with torch.inference_mode(False), torch.enable_grad():
         leaf = torch.zeros(1, device=device, requires_grad=True)

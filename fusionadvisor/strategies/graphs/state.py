@@ -86,7 +86,7 @@ def contents_kept(module: nn.Module) -> Iterator[None]:
     saved = [(tensor, tensor.detach().clone()) for tensor in held.values()]
     generators = {id(v): v for m in module.modules() for v in vars(m).values() if isinstance(v, torch.Generator)}
     states = [(generator, generator.get_state()) for generator in generators.values()]
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
     with torch.random.fork_rng(devices=devices):
         try:
             yield

@@ -1,6 +1,7 @@
 """What Inductor compiled is computed through the graph that it compiled, op by op on the CPU.
 
-A Triton kernel that torch.compile did not make is not computed: then what memory holds is unknown, and reading it fails.
+A Triton kernel that torch.compile did not make is not computed: what memory holds is unknown then, and reading it
+fails.
 """
 
 from collections.abc import Callable

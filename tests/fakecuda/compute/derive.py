@@ -10,7 +10,9 @@ NAN = object()
 """In place of a result: nobody computes it, so it is to be NaN."""
 
 
-def gradients(function: Callable[..., Any], inputs: Sequence[Tensor | None], grads: Sequence[Tensor | None]) -> list[Any]:
+def gradients(
+    function: Callable[..., Any], inputs: Sequence[Tensor | None], grads: Sequence[Tensor | None]
+) -> list[Any]:
     """The gradients of the inputs for these of the outputs, by autograd; None for an input that is none."""
     with torch.inference_mode(False), torch.enable_grad():
         leaves = [None if t is None else _wide(t).detach().clone().requires_grad_() for t in inputs]

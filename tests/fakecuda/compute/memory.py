@@ -7,8 +7,6 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from . import core
-
 CPU = torch.device("cpu")
 
 
@@ -21,14 +19,14 @@ def host(tensor: Tensor) -> Tensor:
     if size == 0 or storage.data_ptr() == 0:
         return torch.empty(tensor.shape, dtype=tensor.dtype)
     raw = torch.frombuffer((ctypes.c_char * size).from_address(storage.data_ptr()), dtype=torch.uint8)
-    view = torch.empty(0, dtype=tensor.dtype).set_(  # type: ignore[call-overload]
+    view = torch.empty(0, dtype=tensor.dtype).set_(
         raw.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride()
     )
     if tensor.is_conj():
         view = torch._conj(view)
     if tensor.is_neg():
         view = torch._neg_view(view)
-    return view  # type: ignore[no-any-return]
+    return view
 
 
 def is_dense(value: Any) -> bool:

@@ -9,7 +9,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -28,7 +28,7 @@ _CLEAN_EXCLUDE = torch._C._dispatch_tls_local_exclude_set()
 
 _HALVES = (torch.float16, torch.bfloat16)
 
-_ABSENT = re.compile("cufft|cusolver|cusparse|cusolver", re.IGNORECASE)
+_ABSENT = re.compile("cufft|cusolver|cusparse", re.IGNORECASE)
 """What the fake device has no library for."""
 
 LEAVE = {
@@ -59,6 +59,7 @@ class _Frames(threading.local):
 
     def __init__(self) -> None:
         self.stack: list[_Frame] = []
+        self.undisturbed = 0
         self.inert = 0
         """Above 0: what is launched is computed as a whole by somebody else."""
 
@@ -92,17 +93,21 @@ def refuse(what: str, error: Exception, instead: str = "its results are NaN") ->
 
 
 @contextmanager
-def undisturbed() -> Any:
-    """Nothing of what is called in here is recorded, traced, intercepted or differentiated by what the program set up."""
-    recorded = torch._C._autograd._record_function_enabled() if hasattr(
-        torch._C._autograd, "_record_function_enabled"
-    ) else True
+def undisturbed() -> Iterator[None]:
+    """Nothing of what is called in here is recorded, intercepted or differentiated by what the program set up."""
+    frames.undisturbed += 1
     torch._C._autograd._enable_record_function(False)
     try:
-        with torch._C.DisableTorchFunction(), torch._C._ForceDispatchKeyGuard(_CLEAN_INCLUDE, _CLEAN_EXCLUDE), torch.no_grad():
+        with (
+            torch._C.DisableTorchFunction(),
+            torch._C._ForceDispatchKeyGuard(_CLEAN_INCLUDE, _CLEAN_EXCLUDE),
+            torch.no_grad(),
+        ):
             yield
     finally:
-        torch._C._autograd._enable_record_function(recorded)
+        frames.undisturbed -= 1
+        if not frames.undisturbed:
+            torch._C._autograd._enable_record_function(True)
 
 
 def compute(device: int, what: str, again: Callable[[], None], memory: list[tuple[int, int]]) -> bool:
@@ -268,7 +273,7 @@ class Wrapped:
 
             def again() -> None:
                 try:
-                    store(counted if counted is not None else self._run(*inputs, draw), into)
+                    store(counted if counted is not None else self._run(inputs, draw), into)
                 except (RuntimeError, IndexError) as error:  # NotImplementedError: the CPU has no such op
                     for view in tree_leaves(targets):
                         if isinstance(view, Tensor):
@@ -285,9 +290,10 @@ class Wrapped:
                 poison([t for t in tree_leaves(outputs) if not any(t is w for w in tree_leaves(written))])
 
     def _again(self, args: Any, kwargs: Any, draw: Any) -> Any:
-        return self._run(*on_host((args, kwargs)), draw)
+        return self._run(on_host((args, kwargs)), draw)
 
-    def _run(self, args: Any, kwargs: Any, draw: Any) -> Any:
+    def _run(self, inputs: tuple[Any, Any], draw: Any) -> Any:
+        args, kwargs = inputs
         if draw is None:
             return on_cpu(self._op, args, kwargs)
         seed = draw()
@@ -359,6 +365,6 @@ def install() -> None:
         op = getattr(getattr(getattr(torch.ops, space), base), overload or "default")
         wrapped = Wrapped(op, torch.library.get_kernel(name, "CUDA"), name)
         if space not in libraries:
-            libraries[space] = torch.library.Library(space, "IMPL")
-        libraries[space].impl(rest, wrapped, "CUDA", with_keyset=True)
+            libraries[space] = torch.library.Library(space, "IMPL")  # type: ignore[no-untyped-call]
+        libraries[space].impl(rest, wrapped, "CUDA", with_keyset=True)  # type: ignore[no-untyped-call]
     _library.extend(libraries.values())

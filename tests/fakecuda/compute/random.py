@@ -1,7 +1,7 @@
 """Random numbers: drawn on the CPU from what CUDA would draw from, the generator's seed and offset.
 
-The CUDA code moves its generator on by itself, in graphs, too. So the same seed gives the same numbers, in eager mode and
-in a replay; they are others than a GPU's.
+The CUDA code moves its generator on by itself, in graphs, too. So the same seed gives the same numbers, in eager mode
+and in a replay; they are others than a GPU's.
 """
 
 import ctypes
