@@ -96,7 +96,9 @@ def _clocks() -> str | None:
 
 def diagnose() -> list[Check]:
     """Answer what profiling needs, one check each, in the order in which they depend on each other."""
-    return [_torch(), _cuda_build(), _driver(), _device(), _records_cpu(), _records_gpu(), _bandwidth()]
+    # first of the recordings: one of the CPU alone would keep the profiler from ever recording the GPU in this process
+    records_gpu = _records_gpu()
+    return [_torch(), _cuda_build(), _driver(), _device(), _records_cpu(), records_gpu, _bandwidth()]
 
 
 def _torch() -> Check:

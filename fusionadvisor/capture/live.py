@@ -129,7 +129,19 @@ def profiled(run: Callable[[], object], program: Program, steps: int) -> Timelin
             profiler.export(path)
             timeline = first_steps(load(path, stand_ins=True), done)
     check_recorded(timeline, done, on_cuda)
-    return replace(timeline, basis="measured", name="")
+    return replace(timeline, basis="measured", name="", own_waits=own_waits(timeline, ends_steps=True))
+
+
+def own_waits(timeline: Timeline, *, ends_steps: bool) -> int:
+    """How many waits in a recording are this program's: those after the last step, and the one that ends a step."""
+    syncs = timeline.syncs
+    if not timeline.steps:
+        return 0
+    after = syncs["start_ns"] >= timeline.steps[-1].end_ns
+    if not ends_steps:
+        return int(after.sum())
+    ends = syncs[(syncs["step"] >= 0) & (syncs["op_id"] < 0) & (syncs["name"].astype(str) == "cudaDeviceSynchronize")]
+    return int(((syncs["step"] < 0) | after).sum()) + ends.loc[~after, "step"].nunique()
 
 
 def _steps(run: Callable[[], object], program: Program, profiler: Profiler, steps: int) -> int:

@@ -20,7 +20,7 @@ from torch.autograd.profiler import record_function
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fusionadvisor.capture.align import align
-from fusionadvisor.capture.live import check_recorded, first_steps, on_one_clock, unlinked
+from fusionadvisor.capture.live import check_recorded, first_steps, on_one_clock, own_waits, unlinked
 from fusionadvisor.capture.profiler import Profiler
 from fusionadvisor.errors import InputError
 from fusionadvisor.flow.graph import FlowGraph
@@ -354,7 +354,8 @@ class _Watch:
         """The profiled steps."""
         timeline = first_steps(load(self._path, stand_ins=True), self._complete)
         check_recorded(timeline, self._complete, torch.cuda.is_available())
-        return replace(timeline, basis="measured", name="", rank=_rank())
+        waits = own_waits(timeline, ends_steps=False)
+        return replace(timeline, basis="measured", name="", rank=_rank(), own_waits=waits)
 
     def keep_trace(self, path: Path) -> None:
         """Copy the profiler's trace to where the user wants it."""

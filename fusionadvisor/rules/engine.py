@@ -384,7 +384,7 @@ def _fusion(facts: Facts) -> Fusion:
             facts.idle,
             None if facts.timeline.stand_ins or facts.timeline.basis == "predicted" else launch.idle_share,
         ),
-        syncs=round(len(facts.timeline.syncs) / facts.steps),
+        syncs=round((len(facts.timeline.syncs) - facts.timeline.own_waits) / facts.steps),
         judged_share=judged,
         not_examined=_not_examined(facts, judged),
     )

@@ -8,7 +8,8 @@ from types import MethodType
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from fusionadvisor.errors import InputError, StrategyError, did_you_mean
 from fusionadvisor.flow.graph import Op
@@ -20,6 +21,8 @@ from fusionadvisor.units import plural
 from fusionadvisor.workload.copies import duplicate
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+WITH_GRAPHS = ("reduce-overhead", "max-autotune")
+"""Modes that record CUDA graphs, which write each call's outputs to the same memory."""
 DYNAMIC = {"auto": None, "true": True, "false": False}
 LISTED = 5
 """Graph breaks and recompiles told one by one; of further ones the number is."""
@@ -47,8 +50,9 @@ class Compile(Strategy):
       share one compilation. Twelve decoder blocks on a CPU took 5.6 s of CPU time to prepare this way and 13.1 s whole,
       and ran 1.05 and 1.22 times as fast as uncompiled (`benchmarks/results/regional_compile.json`).
       `regions=layers.0,layers.1` names the modules.
-    - `mode` is `default`, `reduce-overhead` (CUDA graphs as well; does nothing on the CPU) or `max-autotune` (tries
-      several kernels for each matmul).
+    - `mode` is `default`, `reduce-overhead` (CUDA graphs as well; does nothing on the CPU) or `max-autotune` (graphs,
+      and tries several kernels for each matmul). Graphs write each call's outputs to the same memory: they are copied,
+      so that they outlive the next call.
     - `dynamic=true` makes one kernel for all sizes from the start; `auto` does so once a size has changed; `false`
       compiles anew for each.
 
@@ -134,7 +138,10 @@ class Compile(Strategy):
             how: dict[str, Any] = {"mode": self.mode}
             if site.data.get("draws"):
                 how = {"options": {**torch._inductor.list_mode_options(self.mode), "fallback_random": True}}
-            compile_at(model.get_submodule(str(site.data["path"])), dynamic=DYNAMIC[self.dynamic], **how)
+            module = model.get_submodule(str(site.data["path"]))
+            compile_at(module, dynamic=DYNAMIC[self.dynamic], **how)
+            if self.mode in WITH_GRAPHS and subject.device.startswith("cuda"):
+                copy_outputs(module)
         return model
 
     def first_call(self, run: Callable[[], object]) -> tuple[str, ...]:
@@ -206,6 +213,17 @@ def compile_at(module: nn.Module, **how: Any) -> None:
             return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
 
         module._compiled_call_impl = torch.compile(call, **how)
+
+
+def copy_outputs(module: nn.Module) -> None:
+    """Let what a compiled module returns outlive its next call, as what the module itself returns does."""
+    compiled = module._compiled_call_impl
+    assert compiled is not None
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return tree_map_only(Tensor, torch.clone, compiled(*args, **kwargs))
+
+    module._compiled_call_impl = call
 
 
 def repeated(model: nn.Module) -> list[str]:

@@ -156,6 +156,8 @@ class Timeline:
     """When each call of the outermost module began, in ns; empty where modules were not recorded."""
     versions: dict[str, str] = field(default_factory=dict)
     """Versions the trace states: torch, cuda, driver."""
+    own_waits: int = 0
+    """How many of ``syncs`` are of the program that profiled, not of what it ran."""
 
     def __repr__(self) -> str:
         what = "ops standing in for kernels" if self.stand_ins else "kernels"

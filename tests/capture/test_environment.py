@@ -40,6 +40,23 @@ def test_a_profiler_that_records_nothing_is_a_no(monkeypatch: pytest.MonkeyPatch
     assert kernels.remedy
 
 
+def test_the_gpu_is_recorded_before_the_cpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A first recording of the CPU alone keeps Kineto from recording a GPU as long as the process lives."""
+    recorded: list[str] = []
+
+    def note(device: str, _: object) -> int:
+        recorded.append(device)
+        return 1
+
+    monkeypatch.setattr(environment, "_recorded", note)
+    monkeypatch.setattr(environment, "measure_copy_gbs", lambda: 1000.0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    names = [check.name for check in diagnose()]
+    assert recorded == ["cuda", "cpu"]
+    assert names.index("profiler, CPU ops") < names.index("profiler, GPU kernels")
+
+
 @pytest.mark.skipif(torch.version.cuda is not None, reason="this torch has CUDA")
 def test_a_cpu_build_is_named_as_such() -> None:
     build = next(check for check in diagnose() if check.name == "CUDA build")

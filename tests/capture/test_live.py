@@ -17,7 +17,7 @@ from fusionadvisor.analysis.facts import Facts
 from fusionadvisor.analysis.summary import summarise
 from fusionadvisor.capture import live as capture_live
 from fusionadvisor.capture.align import align
-from fusionadvisor.capture.live import Captured, capture, on_one_clock
+from fusionadvisor.capture.live import Captured, capture, on_one_clock, own_waits
 from fusionadvisor.errors import EnvironmentUnfitError
 from fusionadvisor.report.model import Timing
 from fusionadvisor.rules.engine import run
@@ -26,6 +26,7 @@ from fusionadvisor.trace.timeline import KERNEL_COLUMNS, Timeline
 from fusionadvisor.units import time_us
 from fusionadvisor.workload.program import live
 from tests.builders import T, call, timeline
+from tests.trace.samples import Event, annotation, kernel, launch, op, read
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="these run where CPU ops stand in for kernels")
 
@@ -289,3 +290,25 @@ def test_one_slow_step_does_not_set_an_ops_time() -> None:
     line = timeline([call("aten::relu", x, us=us, step=i) for i, us in enumerate((10, 900, 12))], stand_ins=True)
     steady = on_one_clock(line, Timing(5.0, (5.0, 5.0)))
     assert steady.kernels["dur_ns"].tolist() == [12_000, 12_000, 12_000]
+
+
+def test_the_waits_of_the_recording_are_told_from_the_programs() -> None:
+    def step(index: int, begin: float, *waits: str) -> list[Event]:
+        calls = [launch(begin + 20 + 10 * i, 10 * index + i + 50, name=name) for i, name in enumerate(waits)]
+        return [annotation(f"ProfilerStep#{index}", begin, 90), op("aten::add", begin + 1, 5), *calls]
+
+    timeline = read(
+        [
+            *step(0, 100, "cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaDeviceSynchronize"),
+            *step(1, 200, "cudaDeviceSynchronize"),
+            launch(103, 1),
+            kernel(105, 5, 1),
+            launch(203, 2),
+            kernel(205, 5, 2),
+            launch(310, 98, name="cudaDeviceSynchronize"),
+            launch(320, 99, name="cudaDeviceSynchronize"),
+        ]
+    )
+    assert len(timeline.syncs) == 6
+    assert own_waits(timeline, ends_steps=True) == 4  # two steps' ends, two after them
+    assert own_waits(timeline, ends_steps=False) == 2

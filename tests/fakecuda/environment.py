@@ -104,14 +104,13 @@ def _install(venv: Path, limit_s: float | None) -> None:
     constraints = "\n".join(
         line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("torch==")
     )
-    sys.stderr.write(f"installing the CUDA build of torch into {venv} (several GB)\n")
-    sys.stderr.flush()
+    print(f"installing the CUDA build of torch into {venv} (several GB)", file=sys.stderr, flush=True)
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         file.write(constraints)
         file.flush()
         try:
             subprocess.run([sys.executable, "-m", "venv", venv], check=True, timeout=limit_s, stdout=sys.stderr)
-            pip = [str(venv / "bin/python"), "-m", "pip", "install", "--quiet", "-c", file.name, *needs]
+            pip: list[str | Path] = [venv / "bin/python", "-m", "pip", "install", "--quiet", "-c", file.name, *needs]
             subprocess.run(pip, check=True, timeout=limit_s, stdout=sys.stderr)
         except subprocess.TimeoutExpired:
             raise UnavailableError(f"the CUDA build of torch was not installed within {limit_s:g} s") from None

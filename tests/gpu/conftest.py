@@ -1,5 +1,7 @@
 """Where graphs are tested: the double on every machine, CUDA where there is a device."""
 
+import os
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -13,10 +15,28 @@ from fusionadvisor.strategies.graphs.replay import GraphedForward
 from tests.doubles.cpu_graph import CpuGraphBackend
 from tests.doubles.fake_cuda import fake_cuda
 
+FAKE = "FAKECUDA" in os.environ
+
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device; torch.cuda.is_available() is False here")
+    if FAKE and (mark := item.get_closest_marker("silicon")):
+        pytest.skip(f"needs a real GPU: {mark.args[0]}")
+
+
+@pytest.fixture(autouse=True)
+def everything_was_computed() -> Iterator[None]:
+    """On the fake device: a test that rests on what nobody computed proves nothing."""
+    ops, core = (sys.modules.get(f"fakecuda_compute.{name}") for name in ("ops", "core"))
+    if ops is None or core is None:
+        yield
+        return
+    ops.refused.clear()
+    core.uncomputed()
+    yield
+    assert ops.refused == []
+    assert core.uncomputed() == ""
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,7 @@ def run(tmp_path: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
         cwd=tmp_path, env=_environment(), capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert "Traceback" not in done.stderr
+    assert "fake CUDA device: cannot" not in done.stderr
     return done.returncode, json.loads(out.read_text()) if out.exists() else {}, done.stderr
 
 
@@ -108,6 +109,7 @@ def test_apply_cudagraph_verifies_and_measures(tmp_path: Path, name: str, train:
     assert attempt["after"]["median_ms"] > 0
 
 
+@pytest.mark.silicon("it measures speed")
 def test_a_launch_bound_model_gets_faster(tmp_path: Path) -> None:
     code, report, said = run(tmp_path, "apply", str(SAMPLES / "simple_mlp.py"), "--strategy", "cudagraph")
     assert code == 0, said
@@ -130,3 +132,29 @@ def test_a_crash_in_the_capture_ends_the_attempt_and_not_the_program(tmp_path: P
     assert outcomes["cudagraph"] == "crashed"
     assert set(outcomes) == {"cudagraph", "fuse_modules"}
     assert "cudagraph" in said
+
+
+def test_the_doctor_finds_the_gpu_fit() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "fusionadvisor", "doctor"],
+        env=_environment(), capture_output=True, text=True, timeout=600, check=True,
+    )  # fmt: skip
+    assert "no  " not in done.stdout, done.stdout
+    assert "recorded (CUPTI works)" in done.stdout
+
+
+@pytest.mark.parametrize(("source", "waits"), [("simple_mlp.py", 0), ("waits.py", 1)])
+def test_the_programs_own_wait_is_no_sync_of_the_step(tmp_path: Path, source: str, waits: int) -> None:
+    (tmp_path / "waits.py").write_text(WAITS)
+    (tmp_path / "simple_mlp.py").write_text((SAMPLES / "simple_mlp.py").read_text())
+    code, report, said = run(tmp_path, "profile", source, "--fail-on", "syncs>0")
+    assert code == min(waits, 1), said
+    assert report["fusion"]["syncs"] == waits
+
+
+def test_outputs_of_compiled_graphs_outlive_the_next_call(tmp_path: Path) -> None:
+    options = ["--strategy", "compile", "--set", "compile.mode=reduce-overhead"]
+    code, report, said = run(tmp_path, "apply", str(SAMPLES / "simple_mlp.py"), *options)
+    assert code == 0, said
+    [attempt] = report["attempts"]
+    assert attempt["verification"]["verdict"] == "agrees", attempt["reason"]

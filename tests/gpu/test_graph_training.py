@@ -7,6 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fusionadvisor.strategies.graphs.cuda import CudaGraphBackend
+from fusionadvisor.strategies.graphs.replay import GraphedForward
 from tests.gpu.conftest import Rig
 from tests.strategies.graph_models import ConvNet, Mlp
 
@@ -186,3 +188,16 @@ def test_gradient_scaling_and_clipping(rig: Rig) -> None:
             (one(x).square().sum() * 1024).backward()
             torch.nn.utils.clip_grad_norm_(one.parameters(), 1.0)
         same_gradients(model, twin)
+
+
+@pytest.mark.gpu
+def test_captures_right_after_backwards() -> None:
+    """Autograd's thread lets go of a backward's tensors after ``backward`` returned, which no capture may see."""
+    for _ in range(25):
+        model = Mlp().cuda()
+        forward = GraphedForward(model, CudaGraphBackend(), training=True)
+        forward.install()
+        x = torch.randn(4, 8, device="cuda")
+        for _ in range(2):
+            model(x).square().sum().backward()
+        assert (forward.counts.captured, forward.counts.replayed) == (1, 2), forward.counts.eager

@@ -319,7 +319,7 @@ class Writer:
                 ("steps.pop(1)", "del steps[1]", f"steps.remove(self.{n})", "steps[1] = steps[2]", "steps.reverse()", "steps.clear()")),
                 "y = functools.reduce(lambda v, m: m(v), steps, x)"]  # fmt: skip
         else:
-            lines = [f"y = {self.use(c, 'x')}", f"parts = {{'y': y}}", f"if not ({test}):", f"    parts['z'] = {self.use(n, 'y')}",
+            lines = [f"y = {self.use(c, 'x')}", "parts = {'y': y}", f"if not ({test}):", f"    parts['z'] = {self.use(n, 'y')}",
                      "y = parts.get('z', y)" if self.chance(0.5) else "y = parts['z'] if 'z' in parts else y"]  # fmt: skip
         if depth == 0 and self.chance(0.15):
             lines = [f"if {self.condition()}:", *into(lines), "    x = y", *self.straight(indent, 1)[:-1], "y = y"]
@@ -336,7 +336,7 @@ class Writer:
                          f"self.p{number} = [self.{n}, self.identity]", f"self.s{number} = nn.ModuleList([self.{c}, self.{n}])"]  # fmt: skip
         return self.draw.choice((
             [f"x = self.l{number}[self.index]({self.use(c, 'x')})"], [f"x = self.p{number}[self.index]({self.use(c, 'x')})"],
-            [f"for i in range(self.count):", f"    x = self.s{number}[i](x)"],
+            ["for i in range(self.count):", f"    x = self.s{number}[i](x)"],
             [f"for m in self.s{number}[: self.count]:", "    x = m(x)"],
             [f"x = {self.use(c, 'x')}", f"x = getattr(self, '{n}' if self.which == 'norm' else self.which)(x)"],
             [f"for i, m in enumerate(self.s{number}):", "    if i >= self.count:", "        break", "    x = m(x)"],
@@ -351,10 +351,10 @@ class Writer:
         )
         use, test = self.use(r, "y"), self.condition()
         return [y, *self.draw.choice((
-            [f"x = {use}"], [*self.hold("y", "k"), f"z = {use}", f"x = z + k if {test} else z"], [f"self.last = y", f"x = {use}"],
+            [f"x = {use}"], [*self.hold("y", "k"), f"z = {use}", f"x = z + k if {test} else z"], ["self.last = y", f"x = {use}"],
             ["v = y[:, :2]", f"x = {use}", f"if {test}:", "    x = x + v.mean()"], ["y.add_(1)", f"x = {use}"],
             ["y += 1", f"x = {use}"], [f"x = {use} + (y if {test} else 0)"], ["later = (y * 2 for _ in range(1))", f"x = {use}", "x = x + next(later)"],
-            ["k = x", f"y = torch.add(y, 1, out=x if {test} else None)", f"x = {use}"], [f"f = lambda: y", f"x = {use}", f"x = f() + x if {test} else x"],
+            ["k = x", f"y = torch.add(y, 1, out=x if {test} else None)", f"x = {use}"], ["f = lambda: y", f"x = {use}", f"x = f() + x if {test} else x"],
             ["kept = [x, y]", f"x = {use}", f"x = x + kept[0 if {test} else 1]"], ["v = y.detach()", f"x = {use}", f"x = x * v if {test} else x"],
             ["z = y.view_as(x)", f"x = {use}", f"x = x + z if {test} else x"], [f"y = y if {test} else y.contiguous()", f"x = {use}"],
             [f"z = x if {test} else y", f"x = self.{r}(z) + x.mean()"], ["s = State(y, z=x)", f"x = self.{r}(s.y)", f"x = x + (s.y if {test} else s.z)"],
@@ -387,7 +387,7 @@ class Writer:
             [f"return x * self.{c}.weight.mean()"], [f"w = self.{n}.running_mean", "return x + w.mean()"],
             [f"return self({self.use(r, 'x * 2')})"], [f"return {self.use(n, self.use(c, 'x'))}"], ["return self(x)"],
             [f"return sum(p.numel() for p in self.{r}.parameters()) + x"], ["return self.block.n(self.block.c(x))"],
-            [f"return [m(x) for m in self.children() if isinstance(m, nn.Conv2d)]"], ["return self.block.c(x)"],
+            ["return [m(x) for m in self.children() if isinstance(m, nn.Conv2d)]"], ["return self.block.c(x)"],
         ))  # fmt: skip
         kind = self.draw.choice(("def", "def", "def", "static"))
         if kind == "static":
@@ -419,7 +419,7 @@ class Writer:
             "@classmethod\ndef of_class(cls, m, v):\n    return m(v)",
         ]
         methods = [*dict.fromkeys([*fixed, *self.methods])]
-        body = [*(f"def __init__(self):\n" + "\n".join(f"    {line}" for line in start)).split("\n")]
+        body = [*("def __init__(self):\n" + "\n".join(f"    {line}" for line in start)).split("\n")]
         for method in methods:
             body += ["", *method.split("\n")]
         body += ["", "def forward(self, x):", *(f"    {line}" for line in lines), "    return x"]

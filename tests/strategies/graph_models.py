@@ -285,6 +285,7 @@ CAPTURABLE = (
     Case(BufferState),
     Case(NumberIntoMask),
     Case(OneHot),
+    Case(Multinomial),
 )
 NOT_CAPTURABLE = (
     Case(Item, says="reads a value back to the CPU (.item())", line=".item()"),

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Models with a path that small inputs do not take: each is right on every path, or refused with its line.
 
 A class has a pair of a convolution and a batch norm. Images wider than 32 take the other path; so may other public

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """More hidden paths, by what Python allows: each model is right on every path after a rewrite, or is refused.
 
 As in ``hidden_paths``, images wider than 32 take another path; ``settings`` are attributes that people set afterwards,

@@ -15,7 +15,7 @@ from fusionadvisor.errors import InputError, StrategyError
 from fusionadvisor.evaluate import kernels
 from fusionadvisor.strategies import compile as module
 from fusionadvisor.strategies.base import Plan
-from fusionadvisor.strategies.compile import Compile, repeated
+from fusionadvisor.strategies.compile import Compile, copy_outputs, repeated
 from tests.strategies.subjects import applied, subject
 
 LINES = Path(__file__).read_text().splitlines()
@@ -271,3 +271,13 @@ def test_what_torch_itself_fails_at_is_refused_in_its_words() -> None:
     module.compile_at(stack, backend=broken)
     with pytest.raises(StrategyError, match=r"itself fails on this model: .*buf14"):
         Compile().first_call(lambda: stack(torch.randn(2, 8)))
+
+
+def test_the_outputs_of_graphs_are_copied() -> None:
+    model = nn.Linear(2, 2)
+    written_anew = torch.zeros(2)
+    model._compiled_call_impl = lambda x: (written_anew.copy_(x), "no tensor")
+    copy_outputs(model)
+    first, text = model(torch.ones(2))
+    model(torch.full((2,), 2.0))
+    assert (first.tolist(), text) == ([1.0, 1.0], "no tensor")

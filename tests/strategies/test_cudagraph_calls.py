@@ -3,6 +3,7 @@
 import gc
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -98,13 +99,35 @@ def test_training_goes_through_make_graphed_callables(fake: FakeCuda) -> None:
 
     backend = cuda.CudaGraphBackend()
     made = backend.capture_training(run, (torch.ones(3), weight), DEVICE)
-    # two of our own, torch's warm-ups on a stream of its own, its capture on ours
-    assert calls == [("side1", 0), ("side1", "warn"), *[("side2", 0)] * WARM_UPS, ("side1", 0)]
+    # torch has no warm-ups of its own to do: autograd's thread would still hold their tensors when the capture begins
+    assert calls == [*[("side1", 0)] * WARM_UPS, ("side1", "warn"), ("side1", 0)]
     assert [entry for entry in fake.log if entry.startswith("begin")] == ["begin global (0, 7) on side1"] * 2
     assert [weight.grad] == [None]
     made(torch.full((3,), 2.0), weight)[0].sum().backward()  # type: ignore[no-untyped-call]
     assert weight.grad is not None
     assert weight.grad.tolist() == [2.0] * 3
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_autograd_is_done_with_earlier_backwards_before_a_capture(
+    fake: FakeCuda, monkeypatch: pytest.MonkeyPatch, training: bool
+) -> None:
+    backend, grad = cuda.CudaGraphBackend(), torch.autograd.grad
+
+    def logged(*args: Any, **options: Any) -> tuple[Tensor, ...]:
+        fake.log.append("backward")
+        gradients: tuple[Tensor, ...] = grad(*args, **options)
+        return gradients
+
+    monkeypatch.setattr(torch.autograd, "grad", logged)
+    weight = torch.ones(3, requires_grad=True)
+    if training:
+        backend.capture_training(lambda *samples: (samples[0] * weight,), (torch.ones(3), weight), DEVICE)
+    else:
+        with torch.inference_mode():
+            backend.capture(lambda: torch.ones(1), DEVICE, (0, 3))
+    begin = next(i for i, entry in enumerate(fake.log) if entry.startswith("begin"))
+    assert [entry for entry in fake.log[:begin] if entry not in ("clear workspaces", "synchronize")][-1] == "backward"
 
 
 def test_a_later_stream_waits_for_the_earlier_one(fake: FakeCuda) -> None:

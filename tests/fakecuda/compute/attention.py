@@ -1,4 +1,4 @@
-"""Attention as the fused kernels compute it: softmax(q k^T scale + bias) v, with gradients by autograd over it."""
+"""Attention as the fused kernels compute it: softmax(q k^T scale + bias) v; gradients by autograd over the same."""
 
 import math
 from typing import Any
@@ -12,7 +12,7 @@ from .derive import NAN, gradients
 def attend(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: int, scale: float | None, p: float, seed: int
 ) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp for [batch, heads, length, size]; causal: 0, 1 from top left, 2 from bottom right."""
+    """Output and log-sum-exp for [batch, heads, length, size]; causal: 1 from the top left, 2 from the bottom right."""
     q, k, v = (t.to(torch.promote_types(t.dtype, torch.float32)) for t in (q, k, v))
     if k.size(1) != q.size(1):
         k, v = (t.repeat_interleave(q.size(1) // t.size(1), 1) for t in (k, v))

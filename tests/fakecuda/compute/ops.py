@@ -9,8 +9,9 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ _CLEAN_EXCLUDE = torch._C._dispatch_tls_local_exclude_set()
 
 _HALVES = (torch.float16, torch.bfloat16)
 
-_ABSENT = re.compile("cufft|cusolver|cusparse|cusolver", re.IGNORECASE)
+_ABSENT = re.compile("cufft|cusolver|cusparse", re.IGNORECASE)
 """What the fake device has no library for."""
 
 LEAVE = {
@@ -58,6 +59,9 @@ class _Frames(threading.local):
 
     def __init__(self) -> None:
         self.stack: list[_Frame] = []
+        self.undisturbed = 0
+        self.inert = 0
+        """Above 0: what is launched is computed as a whole by somebody else."""
 
 
 class _Frame:
@@ -77,7 +81,7 @@ class _Frame:
             view.copy_(before)
 
 
-_frames = _Frames()
+frames = _Frames()
 
 
 def refuse(what: str, error: Exception, instead: str = "its results are NaN") -> None:
@@ -89,17 +93,21 @@ def refuse(what: str, error: Exception, instead: str = "its results are NaN") ->
 
 
 @contextmanager
-def undisturbed() -> Any:
-    """Nothing of what is called in here is recorded, traced, intercepted or differentiated by what the program set up."""
-    recorded = torch._C._autograd._record_function_enabled() if hasattr(
-        torch._C._autograd, "_record_function_enabled"
-    ) else True
+def undisturbed() -> Iterator[None]:
+    """Nothing of what is called in here is recorded, intercepted or differentiated by what the program set up."""
+    frames.undisturbed += 1
     torch._C._autograd._enable_record_function(False)
     try:
-        with torch._C.DisableTorchFunction(), torch._C._ForceDispatchKeyGuard(_CLEAN_INCLUDE, _CLEAN_EXCLUDE), torch.no_grad():
+        with (
+            torch._C.DisableTorchFunction(),
+            torch._C._ForceDispatchKeyGuard(_CLEAN_INCLUDE, _CLEAN_EXCLUDE),
+            torch.no_grad(),
+        ):
             yield
     finally:
-        torch._C._autograd._enable_record_function(recorded)
+        frames.undisturbed -= 1
+        if not frames.undisturbed:
+            torch._C._autograd._enable_record_function(True)
 
 
 def compute(device: int, what: str, again: Callable[[], None], memory: list[tuple[int, int]]) -> bool:
@@ -134,6 +142,52 @@ def _called_back(number: int) -> None:
     core.pause(time.perf_counter_ns() - begin)
 
 
+@cache
+def _tensors(op: torch._ops.OpOverload) -> frozenset[int]:
+    """Which arguments are tensors, for which a number may stand."""
+    types = [str(argument.type) for argument in op._schema.arguments]
+    return frozenset(i for i, kind in enumerate(types) if kind in ("Tensor", "Optional[Tensor]"))
+
+
+def _has_number(tensors: frozenset[int], args: Any) -> bool:
+    return any(isinstance(args[i], (bool, int, float, complex)) for i in tensors if i < len(args))
+
+
+@cache
+def _twin(op: torch._ops.OpOverload) -> tuple[Callable[..., Any] | None, bool]:
+    """What computes it in place of an op of the CPU, and whether that draws random numbers."""
+    if any(argument.is_out for argument in op._schema.arguments):
+        return None, False
+    name = op._schema.name.split("::")[1]
+    twin = twins.TWINS.get(f"{name}.{op._overloadname}") or twins.TWINS.get(name)
+    return twin, twin is not None and "seed" in inspect.signature(twin).parameters
+
+
+def on_cpu(op: torch._ops.OpOverload, args: Any, kwargs: Any, seed: int = 0) -> Any:
+    """Do an op on CPU tensors: by its twin, or as the CPU does it."""
+    twin, draws = _twin(op)
+    if twin:
+        return twin(*args, **kwargs, seed=seed) if draws else twin(*args, **kwargs)
+    if _has_number(_tensors(op), args):  # which only the way in from Python takes
+        return op(*args, **kwargs)
+    try:
+        return op.redispatch(_CPU_KEYS, *args, **kwargs)
+    except NotImplementedError:
+        raise
+    except RuntimeError:
+        halves = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.dtype in _HALVES]
+        if not halves:
+            raise
+    # the CPU has it in single precision only, which is what a GPU computes halves in
+    wide = {id(t): t.float() for t in halves}
+    args, kwargs = tree_map_only(Tensor, lambda t: wide.get(id(t), t), (args, kwargs))
+    results = op.redispatch(_CPU_KEYS, *args, **kwargs)
+    if any(argument.alias_info is not None and argument.alias_info.is_write for argument in op._schema.arguments):
+        for half in halves:
+            half.copy_(wide[id(half)])
+    return results
+
+
 class Wrapped:
     """One op's kernel in the dispatcher."""
 
@@ -147,10 +201,8 @@ class Wrapped:
             if (argument.alias_info is not None and argument.alias_info.is_write)
             or index in UNDECLARED.get(self._name, ())
         ]
-        self._tensors = {i for i, a in enumerate(op._schema.arguments) if str(a.type) in ("Tensor", "Optional[Tensor]")}
-        out = any(argument.is_out for argument in op._schema.arguments)
+        self._tensors = _tensors(op)
         self._random = torch.Tag.nondeterministic_seeded in op.tags
-        self._twin = twins.TWINS.get(f"{self._name}.{op._overloadname}", None if out else twins.TWINS.get(self._name))
 
     def __call__(self, keys: Any, *args: Any, **kwargs: Any) -> Any:
         begin, inside = time.perf_counter_ns(), [0]
@@ -166,13 +218,13 @@ class Wrapped:
         capturing = core.captured(torch._C._cuda_getCurrentRawStream(device), 0)
         draw = random.seed(self._generator(args, kwargs), device) if self._random else None
         counted = None
-        if self._name in COUNTING and not capturing:
+        if self._name in COUNTING and not capturing and not frames.inert:
             with undisturbed():
                 counted = self._again(args, kwargs, draw)
-        around = _frames.stack[-1].count if _frames.stack else -1
+        around = frames.stack[-1].count if frames.stack else -1
         count = around if counted is None else tree_leaves(counted)[0].shape[0]
         frame = _Frame([] if capturing else [host(t) for t in tree_leaves(written) if is_dense(t)], count)
-        _frames.stack.append(frame)
+        frames.stack.append(frame)
         core.scope(1)
         core.answer(count)
         launching = time.perf_counter_ns()
@@ -188,15 +240,18 @@ class Wrapped:
         finally:
             inside[0] = time.perf_counter_ns() - launching
             core.scope(-1)
-            _frames.stack.pop()
+            frames.stack.pop()
             core.answer(around)
-        if capturing and _frames.stack:
-            return outputs  # the op around it is computed as a whole
+        if frames.inert or (capturing and frames.stack):
+            return outputs  # what is around it is computed as a whole
         if self._name in ALLOCATE:
             with undisturbed():
                 poison(outputs)
                 core.changed()
             return outputs
+        to_host = self._name == "copy_" and args[0].device.type == "cpu"
+        if (self._name in READS or to_host) and (kernel := core.uncomputed()):
+            raise RuntimeError(f"fake CUDA device: {kernel} was launched by no op, so what memory holds is not known")
         if self._name in READS:
             if capturing or count >= 0:
                 return outputs
@@ -218,59 +273,36 @@ class Wrapped:
 
             def again() -> None:
                 try:
-                    _store(counted if counted is not None else self._run(*inputs, draw), into)
+                    store(counted if counted is not None else self._run(inputs, draw), into)
                 except (RuntimeError, IndexError) as error:  # NotImplementedError: the CPU has no such op
                     for view in tree_leaves(targets):
                         if isinstance(view, Tensor):
                             fill(view)
                     if isinstance(error, IndexError) or "out of range" in str(error) or "out of bounds" in str(error):
                         raise RuntimeError(f"CUDA error: device-side assert triggered ({error})") from error
-                    if not _frames.stack:
+                    if not frames.stack:
                         refuse(f"{self._op._schema.name}", error)
 
-            for outer in _frames.stack:
+            for outer in frames.stack:
                 outer.keep()
             frame.restore()
             if not compute(device, self._name, again, ranges((args, kwargs, outputs))):
                 poison([t for t in tree_leaves(outputs) if not any(t is w for w in tree_leaves(written))])
 
     def _again(self, args: Any, kwargs: Any, draw: Any) -> Any:
-        return self._run(*on_host((args, kwargs)), draw)
+        return self._run(on_host((args, kwargs)), draw)
 
-    def _run(self, args: Any, kwargs: Any, draw: Any) -> Any:
+    def _run(self, inputs: tuple[Any, Any], draw: Any) -> Any:
+        args, kwargs = inputs
         if draw is None:
-            return self._call(args, kwargs)
+            return on_cpu(self._op, args, kwargs)
         seed = draw()
         with random.drawing(seed):
-            if self._twin and "seed" in inspect.signature(self._twin).parameters:
-                return self._twin(*args, **kwargs, seed=seed)
-            return self._call(args, kwargs)
-
-    def _call(self, args: Any, kwargs: Any) -> Any:
-        if self._twin:
-            return self._twin(*args, **kwargs)
-        if self._has_number(args):  # which only the way in from Python takes
-            return self._op(*args, **kwargs)
-        try:
-            return self._op.redispatch(_CPU_KEYS, *args, **kwargs)
-        except NotImplementedError:
-            raise
-        except RuntimeError:
-            halves = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.dtype in _HALVES]
-            if not halves:
-                raise
-        # the CPU has it in single precision only, which is what a GPU computes halves in
-        wide = {id(t): t.float() for t in halves}
-        args, kwargs = tree_map_only(Tensor, lambda t: wide.get(id(t), t), (args, kwargs))
-        results = self._op.redispatch(_CPU_KEYS, *args, **kwargs)
-        if self._mutated:
-            for half in halves:
-                half.copy_(wide[id(half)])
-        return results
+            return on_cpu(self._op, args, kwargs, seed)
 
     def _boxed(self, args: Any) -> Any:
         """The arguments as the kernel takes them: a number that stands for a tensor came here as a plain number."""
-        if not self._has_number(args):
+        if not _has_number(self._tensors, args):
             return args
         partner = next(arg for arg in args if isinstance(arg, Tensor))
         return [
@@ -279,9 +311,6 @@ class Wrapped:
             else arg
             for i, arg in enumerate(args)
         ]
-
-    def _has_number(self, args: Any) -> bool:
-        return any(isinstance(args[i], (bool, int, float, complex)) for i in self._tensors if i < len(args))
 
     def _argument(self, index: int, name: str, args: Any, kwargs: Any) -> Any:
         return args[index] if index < len(args) else kwargs.get(name)
@@ -301,7 +330,7 @@ def _is_memcpy(into: Tensor, source: Any) -> bool:
     )
 
 
-def _store(values: Any, into: Any) -> None:
+def store(values: Any, into: Any) -> None:
     for value, view in zip(tree_leaves(values), tree_leaves(into), strict=False):
         if not isinstance(view, Tensor) or not view.numel():
             continue
@@ -336,6 +365,6 @@ def install() -> None:
         op = getattr(getattr(getattr(torch.ops, space), base), overload or "default")
         wrapped = Wrapped(op, torch.library.get_kernel(name, "CUDA"), name)
         if space not in libraries:
-            libraries[space] = torch.library.Library(space, "IMPL")
-        libraries[space].impl(rest, wrapped, "CUDA", with_keyset=True)
+            libraries[space] = torch.library.Library(space, "IMPL")  # type: ignore[no-untyped-call]
+        libraries[space].impl(rest, wrapped, "CUDA", with_keyset=True)  # type: ignore[no-untyped-call]
     _library.extend(libraries.values())

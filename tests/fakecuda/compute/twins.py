@@ -119,10 +119,8 @@ def rnn_backward(
     return dx, dhx, dcx, dweights
 
 
-def lstm_cell(
-    input_gates: Tensor, hidden_gates: Tensor, cx: Tensor, input_bias: Any = None, hidden_bias: Any = None
-) -> Any:
-    gates = sum(t for t in (input_gates, hidden_gates, input_bias, hidden_bias) if t is not None)
+def lstm_cell(input_gates: Tensor, hidden_gates: Tensor, cx: Tensor, bias: Any = None, hidden_bias: Any = None) -> Any:
+    gates = sum(t for t in (input_gates, hidden_gates, bias, hidden_bias) if t is not None)
     assert isinstance(gates, Tensor)
     i, f, g, o = gates.chunk(4, 1)
     i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
@@ -141,10 +139,8 @@ def lstm_cell_backward(grad_hy: Any, grad_cy: Any, cx: Tensor, cy: Tensor, works
     return gates, dcy * f, gates.sum(0) if has_bias else None
 
 
-def gru_cell(
-    input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, input_bias: Any = None, hidden_bias: Any = None
-) -> Any:
-    a = input_gates if input_bias is None else input_gates + input_bias
+def gru_cell(input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, bias: Any = None, hidden_bias: Any = None) -> Any:
+    a = input_gates if bias is None else input_gates + bias
     b = hidden_gates if hidden_bias is None else hidden_gates + hidden_bias
     (ar, az, an), (br, bz, bn) = a.chunk(3, 1), b.chunk(3, 1)
     r, z = (ar + br).sigmoid(), (az + bz).sigmoid()
