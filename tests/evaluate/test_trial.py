@@ -21,15 +21,13 @@ def test_a_wrong_fold_shows_although_the_statistics_are_fresh(tiny: str, monkeyp
     workload = resolve(tiny)
     right = folding.fold_after
 
-    def forgets_the_mean(layer: Any, norm: Any) -> None:
-        with torch.no_grad():
-            norm.running_mean.zero_()
-        right(layer, norm)
+    def forgets_the_shift(layer: Any, scale: torch.Tensor, shift: torch.Tensor) -> None:
+        right(layer, scale, torch.zeros_like(shift))
 
     good = attempt(workload, ["fuse_modules"], program=build(workload), budget_s=0).attempts[0]
     assert good.verification is not None
     assert good.verification.verdict == "agrees"
-    monkeypatch.setattr(folding, "fold_after", forgets_the_mean)
+    monkeypatch.setattr(folding, "fold_after", forgets_the_shift)
     made = attempt(workload, ["fuse_modules"], program=build(workload), budget_s=0).attempts[0]
     assert made.outcome == "diverged"
 
