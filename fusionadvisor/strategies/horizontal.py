@@ -15,7 +15,7 @@ from fusionadvisor.report.model import Refusal, Source
 from fusionadvisor.strategies import batched, parts, source, sums
 from fusionadvisor.strategies.base import Plan, Site, Strategy, Subject
 from fusionadvisor.strategies.legality import code, observe
-from fusionadvisor.strategies.legality.calls import CAPTURED
+from fusionadvisor.strategies.legality.module_calls import CAPTURED
 from fusionadvisor.strategies.legality.events import Kind
 from fusionadvisor.strategies.modules import Sharing, blocker, replace, unfit
 from fusionadvisor.strategies.survey import Survey
@@ -199,10 +199,12 @@ class _Survey(Survey):
         layer = self.model.get_submodule(path)
         verdict = self.paths.only_called(layer, path)
         own = self._own_forward(path) if captured else None
-        if verdict.reason:
+        if not verdict.reason:
+            verdict = self.paths.asks_for(layer, parts.Part, frozenset(), path)
+        if verdict.reason or verdict.flags:
             function = verdict.event.function if verdict.event is not None else None
             if function is None or function.node is not own:
-                return verdict.reason
+                return verdict.reason or f"the code asks for the class of {path} once a flag is set"
         for call in self.paths.log.calls[id(layer)]:
             if len(call.inputs) != 1:
                 return f"{call.place} does more with {path} than to call it"

@@ -91,7 +91,7 @@ class OfPartial(Pair):
 
 class OfLambda(Pair):
     def forward(self, x: Tensor) -> Any:
-        finish = (lambda y: y) if x.shape[-1] > 32 else (lambda y: self.norm(y))
+        finish: Any = (lambda y: y) if x.shape[-1] > 32 else (lambda y: self.norm(y))
         return finish(self.conv(x))
 
 

@@ -7,7 +7,7 @@ from fusionadvisor.strategies.fuse_modules import FuseModules
 from fusionadvisor.strategies.horizontal import Horizontal
 from fusionadvisor.strategies.inplace import InPlace
 from fusionadvisor.strategies.sdpa import Sdpa
-from tests.strategies import fuzz_merging
+from tests.strategies import fuzz_branches, fuzz_merging
 from tests.strategies.fuzz import Build, check
 
 
@@ -40,3 +40,13 @@ def test_no_merge_changes_what_a_random_model_computes(kind: type[Strategy], bui
         tally.update(changed=changed, refused=refused)
     assert tally["changed"] >= least
     assert tally["refused"] >= least
+
+
+def test_no_rewrite_changes_a_path_that_was_not_recorded() -> None:
+    tally: Counter[str] = Counter()
+    for seed in range(10_000, 10_025):
+        one, wrong = fuzz_branches.check(seed)
+        assert not wrong, wrong[0]
+        tally.update(one)
+    assert tally["together sites"] >= 10
+    assert tally["together refusals"] >= 30

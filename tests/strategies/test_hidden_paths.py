@@ -79,9 +79,8 @@ class Frozen(nn.Module):
             self.register_buffer(name, torch.rand(channels) + 0.5)
 
     def forward(self, x: Tensor) -> Any:
-        weight, bias, var, mean = (
-            t.reshape(1, -1, 1, 1) for t in (self.weight, self.bias, self.running_var, self.running_mean)
-        )
+        own: tuple[Any, ...] = self.weight, self.bias, self.running_var, self.running_mean
+        weight, bias, var, mean = (t.reshape(1, -1, 1, 1) for t in own)
         scale = weight * (var + 1e-5).rsqrt()
         return x * scale + (bias - mean * scale)
 

@@ -11,16 +11,18 @@ from fusionadvisor.strategies.base import Strategy
 from fusionadvisor.strategies.fuse_modules import FuseModules
 from fusionadvisor.strategies.horizontal import Horizontal
 from fusionadvisor.strategies.inplace import InPlace
-from tests.strategies import hidden_python
+from tests.strategies import hidden_flags, hidden_objects, hidden_python, hidden_tensors
 from tests.strategies.subjects import leaves, randomise, subject
 
+CLASSES = [kind for module in (hidden_python, hidden_objects, hidden_flags, hidden_tensors) for kind in module.CLASSES]
 
-def put(model: nn.Module, path: str, name: Any, value: Any) -> None:
+
+def put(model: nn.Module, path: str, name: str, value: Any) -> None:
     holder: Any = model
     for part in path.split(".") if path else ():
         holder = holder[int(part)] if part.isdigit() else getattr(holder, part)
     if isinstance(holder, dict | list):
-        holder[name] = value
+        holder[int(name) if name.isdigit() else name] = value  # type: ignore[index]
     else:
         setattr(holder, name, value)
 
@@ -41,7 +43,7 @@ def compare(model: Any, candidate: Any, methods: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("strategy", [FuseModules(), InPlace(), Horizontal()], ids=lambda s: s.id)
-@pytest.mark.parametrize("kind", hidden_python.CLASSES)
+@pytest.mark.parametrize("kind", CLASSES)
 def test_every_path_computes_what_it_did(kind: type[hidden_python.Pythonic], strategy: Strategy) -> None:
     model: Any = randomise(kind()).double().eval()
     given = subject(model, (3, 16, 16))

@@ -1,23 +1,22 @@
-"""What a call means: of a module, of a function that can be read, of one that cannot."""
+"""What a call means: of a module, a function, a method or whatever else can be called."""
 
 import ast
 import contextlib
 import functools
 import inspect
 import itertools
-import logging
-from dataclasses import is_dataclass
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
 from torch import nn
 
-from fusionadvisor.strategies.legality import builtin, code, framework
+from fusionadvisor.strategies.legality import builtin
 from fusionadvisor.strategies.legality.code import Function, trusted
 from fusionadvisor.strategies.legality.containers import container_method
-from fusionadvisor.strategies.legality.events import Entry, Event, Kind
+from fusionadvisor.strategies.legality.events import Entry, Kind
 from fusionadvisor.strategies.legality.frame import Frame
-from fusionadvisor.strategies.legality.machine import Machine
+from fusionadvisor.strategies.legality.module_calls import ModuleCalls
+from fusionadvisor.strategies.legality.objects import home_of, name_of
 from fusionadvisor.strategies.legality.standin import stand_in
 from fusionadvisor.strategies.legality.values import (
     NONE,
@@ -40,21 +39,9 @@ from fusionadvisor.strategies.legality.values import (
     join,
 )
 
-CAPTURED = "<captured forward>"
-"""The file of functions that a strategy captured."""
-_DEPTH = 3
-"""How often one function may be under way at once before a further call counts as one that cannot be followed."""
 
-
-class Calls(Machine):
+class Calls(ModuleCalls):
     """Calls."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__(model)
-        self.calling: set[int] = set()
-        self._stack: list[tuple[ast.AST, Value]] = []
-        self._read: dict[FunctionType, Function | None] = {}
-        self._roots = {type(module).__module__.partition(".")[0] for module in self.modules.values()}
 
     def enter(self, entry: Entry) -> None:
         """Run a public method on values from outside."""
@@ -182,7 +169,7 @@ class Calls(Machine):
         wrapped = getattr(obj, "__wrapped__", None)
         if isinstance(wrapped, FunctionType):  # lru_cache and the like give the same again
             result = self._call_function(wrapped, arguments, node)
-            self.keep((id(obj), "cache"), result, node, _name(obj))
+            self.keep((id(obj), "cache"), result, node, name_of(obj))
             return result
         owner = getattr(obj, "__self__", None)
         if owner is itertools.chain:
@@ -193,18 +180,12 @@ class Calls(Machine):
         if isinstance(member, FunctionType) and not isinstance(obj, BuiltinFunctionType):
             return self._call_function(member, arguments.first(self.lifted(obj)), node)
         if any(id(module) in self.modules for module in Reach.of([self.lifted(obj)]).modules.values()):
-            self.escape(_name(obj), node, [self.lifted(obj), *arguments])
-        if _name(obj).endswith("_like") and trusted(_home(obj)):
+            self.escape(name_of(obj), node, [self.lifted(obj), *arguments])
+        if name_of(obj).endswith("_like") and trusted(home_of(obj)):
             for argument in arguments:
-                self.ask(argument, _name(obj), node)
-            return self.operation(_name(obj), [], node)
-        return self._computed(_name(obj), arguments, node)
-
-    def _computed(self, name: str, arguments: Arguments, node: ast.AST) -> Value:
-        """What a function of torch or Python computes; where it is given ``out``, that is written and returned."""
-        out = join(*(value for keyword, value in arguments.named if keyword == "out")) - NONE
-        result = self.operation(name, arguments, node, Kind.WRITE if out else Kind.OPERATION)
-        return join(result, out)
+                self.ask(argument, name_of(obj), node)
+            return self.operation(name_of(obj), [], node)
+        return self._computed(name_of(obj), arguments, node)
 
     def _call_bound(self, bound: Bound, arguments: Arguments, node: ast.AST) -> Value:
         function = bound.function
@@ -213,8 +194,8 @@ class Calls(Machine):
         results = []
         for atom in bound.receiver:
             receiver: Value = frozenset({atom})
-            if isinstance(atom, Live) and isinstance(atom.obj, nn.Module) and trusted(_home(function.obj)):
-                name = _name(function.obj).rpartition(".")[2]
+            if isinstance(atom, Live) and isinstance(atom.obj, nn.Module) and trusted(home_of(function.obj)):
+                name = name_of(function.obj).rpartition(".")[2]
                 if name == "forward":
                     results.append(self._call_torch_forward(atom.obj, function.obj, arguments, node))
                 else:
@@ -222,304 +203,6 @@ class Calls(Machine):
             else:
                 results.append(self._call_live(function.obj, arguments.first(receiver), node))
         return join(*results)
-
-    def _call_torch_forward(self, module: nn.Module, forward: Any, arguments: Arguments, node: ast.AST) -> Value:
-        """The forward of a class of torch, called as it is: the module's own, or one that its own extends."""
-        if inspect.getattr_static(type(module), "forward", None) is forward:
-            return self.call_module(module, arguments, node)
-        if forward is nn.Sequential.forward:
-            return self._run_in_order(module, arguments, node)
-        return self._run_torch(module, arguments, node, None)
-
-    def _call_torch_method(self, module: nn.Module, name: str, arguments: Arguments, node: ast.AST) -> Value:
-        """A method that a module has from torch."""
-        if name in ("__call__", "_call_impl", "_wrapped_call_impl"):
-            return self.call_module(module, arguments, node)
-        method = framework.METHODS.get(name)
-        if method is not None:
-            return method(self, module, arguments, node)
-        receiver: Value = frozenset({Live(module)})
-        if name in framework.CHANGES or name.startswith("register_"):
-            self.record(Kind.WRITE, name, node, [receiver])
-            return receiver
-        return self.operation(f"{type(module).__name__}.{name}", [receiver, *arguments], node)
-
-    # Modules
-
-    def call_module(self, module: nn.Module, arguments: Arguments, node: ast.AST) -> Value:
-        """Call a module: note it, and run its hooks and its forward."""
-        event = self.record(Kind.CALL, self.paths.get(id(module), type(module).__name__), node, arguments, (module,))
-        return self._run_module(module, arguments, node, event)
-
-    def _run_module(self, module: nn.Module, arguments: Arguments, node: ast.AST, event: Event | None = None) -> Value:
-        before, context = self.within, self.frame.context
-        self.within = (*before, event) if event is not None else before
-        self.frame.context = self.context(context, node, id(module))
-        own: Value = frozenset({Live(module)})
-        given = self._given(arguments, node)
-        for key, hook in module._forward_pre_hooks.items():
-            if not trusted(_home(hook)):
-                with_names = key in module._forward_pre_hooks_with_kwargs
-                returned = self.call(self.lifted(hook), Arguments((own, *given[: 1 + with_names])), node) - NONE
-                if returned:
-                    changed = join(*self._parts(returned), *arguments)
-                    arguments = Arguments(tuple(changed for _ in arguments.positional), (), changed)
-        custom = inspect.getattr_static(type(module), "__call__", None)
-        if isinstance(custom, FunctionType) and not trusted(_home(custom)) and event is not None:
-            result = self._call_function(custom, arguments.first(own), node)
-        else:
-            result = self._run_forward(module, arguments, node, event)
-        for key, hook in module._forward_hooks.items():
-            if not trusted(_home(hook)):
-                with_names = key in module._forward_hooks_with_kwargs
-                returned = self.call(self.lifted(hook), Arguments((own, *given[: 1 + with_names], result)), node)
-                result = join(result, returned - NONE)
-        self.within, self.frame.context = before, context
-        if event is not None:
-            event.returned = result
-        return result
-
-    def _given(self, arguments: Arguments, node: ast.AST) -> tuple[Value, Value]:
-        """The arguments of a call as a hook sees them."""
-        known_ones = list(arguments.positional) if arguments.rest is None else None
-        loose = NOTHING if arguments.rest is None else join(arguments.rest, *arguments.positional)
-        named = dict(arguments.named) if arguments.rest is None else None
-        return self.box(tuple, node, known_ones, None, loose), self.box(
-            dict, node, None, named, arguments.rest or NOTHING
-        )
-
-    def _parts(self, value: Value) -> list[Value]:
-        """A value, and what is in it, two deep: what a hook returns for the arguments."""
-        inner = self.contents(value)
-        return [value, *inner, *(part for one in inner for part in self.contents(one))]
-
-    def _run_forward(self, module: nn.Module, arguments: Arguments, node: ast.AST, event: Event | None = None) -> Value:
-        stored = self.heap.get((id(module), "forward"))
-        results = [self.call(stored, arguments, node)] if stored else []
-        held = vars(module).get("forward")
-        if held is not None:
-            results.append(self._run_held(module, held, arguments, node))
-            if not hasattr(held, "graph"):
-                return join(*results)
-        forward = inspect.getattr_static(type(module), "forward", None)
-        if _runs_in_order(module, forward):
-            results.append(self._run_in_order(module, arguments, node))
-        elif isinstance(forward, FunctionType) and not trusted(_home(forward)):
-            results.append(self._call_function(forward, arguments.first(frozenset({Live(module)})), node))
-        else:
-            results.append(self._run_torch(module, arguments, node, event))
-        return join(*results)
-
-    def _run_held(self, module: nn.Module, held: Any, arguments: Arguments, node: ast.AST) -> Value:
-        """A forward that is set on the instance; of one that was captured, its graph."""
-        graph = getattr(held, "graph", None)
-        if graph is None:
-            return self.call(self.lifted(held), arguments, node)
-        function = self.nested.get((id(graph), 0))
-        if function is None:
-            text = graph.python_code("self")
-            definition = next(n for n in ast.parse(text.src).body if isinstance(n, ast.FunctionDef))
-            function = Function(definition, f"{type(module).__name__}.forward", CAPTURED, text.globals, {})
-            self.nested[id(graph), 0] = function
-        return self._run(function, arguments.first(frozenset({Live(module)})), node)
-
-    def _run_in_order(self, module: nn.Module, arguments: Arguments, node: ast.AST) -> Value:
-        value = arguments.get(0, "input") or UNKNOWN
-        context = self.frame.context
-        for index, child in enumerate(module._modules.values()):
-            if child is not None:
-                self.frame.context = self.context(context, node, index)
-                value = self.call_module(child, Arguments((value,)), node)
-        self.frame.context = context
-        return value
-
-    def _run_torch(self, module: nn.Module, arguments: Arguments, node: ast.AST, event: Event | None) -> Value:
-        """A module of torch's own: nobody reads its code, so its submodules are used in a way that is not known."""
-        inner = [child for child in module.modules() if child is not module]
-        if inner and not type(module).__module__.startswith(__name__.partition(".")[0]):
-            escaped = self.record(Kind.ESCAPE, type(module).__name__, node, [])
-            self.log.escape(escaped, inner)
-        if event is not None:
-            return frozenset({event.result})
-        return self.operation(type(module).__name__, arguments, node)
-
-    # Functions
-
-    def _call_function(self, function: FunctionType, arguments: Arguments, node: ast.AST) -> Value:
-        home = _home(function)
-        wrapped = getattr(function, "__wrapped__", None)
-        if wrapped is not None and (trusted(home) or framework.framework(home)):
-            registered = getattr(function, "registry", None)  # of functools.singledispatch
-            several = [wrapped] if registered is None else [*registered.values()]
-            return self.call(join(*(self.lifted(one) for one in several)), arguments, node)
-        if trusted(home):
-            return self._call_trusted(function, arguments, node)
-        if framework.framework(home) and function.__name__ in framework.ASKS:
-            return UNKNOWN
-        reach = Reach.of(arguments)
-        follows = bool(reach.callables) or any(id(m) in self.modules for m in reach.modules.values())
-        if not follows and home.partition(".")[0] not in self._roots and _installed(function) and self._inert(function):
-            return self.operation(function.__qualname__, arguments, node)
-        read = self.read(function)
-        if read is None:
-            if follows or not self._inert(function):
-                self.unreadable[function.__qualname__] = None
-                self.escape(function.__qualname__, node, [*arguments, self.lifted(function)])
-            return join(self.operation(function.__qualname__, arguments, node), UNKNOWN)
-        return self._run(read, arguments, node)
-
-    def _call_trusted(self, function: FunctionType, arguments: Arguments, node: ast.AST) -> Value:
-        """A function of torch or of the standard library. It calls nothing that it is not given."""
-        name, home = function.__qualname__, _home(function)
-        if name in ("checkpoint", "checkpoint_sequential") and home.startswith("torch.utils.checkpoint"):
-            first = arguments.get(0, "function") or UNKNOWN
-            called = first if name == "checkpoint" else join(*self.contents(first))
-            named = tuple((name, value) for name, value in arguments.named if name not in _OF_CHECKPOINT)
-            return self.call(called, Arguments(arguments.positional[1:], named, arguments.rest), node)
-        if home.startswith("torch.nn.init"):
-            self.record(Kind.WRITE, name, node, list(arguments))
-            return arguments.get(0, "tensor") or UNKNOWN
-        if home.partition(".")[0] in ("logging", "warnings"):  # they tell people something
-            return self.lifted(logging.getLogger()) if name == "getLogger" else UNKNOWN
-        return self._computed(name, arguments, node)
-
-    def read(self, function: FunctionType) -> Function | None:
-        """The source of a live function, read once."""
-        if function not in self._read:
-            self._read[function] = code.read(function)
-        return self._read[function]
-
-    def _inert(self, function: FunctionType) -> bool:
-        """Whether a function reaches no module of the model by its globals and what it closes over."""
-        seen: set[int] = set()
-        todo: list[Any] = [function]
-        while todo:
-            current = todo.pop()
-            if id(current) in seen:
-                continue
-            seen.add(id(current))
-            if len(seen) > 400:
-                return False
-            if isinstance(current, nn.Module):
-                return id(current) not in self.modules
-            if isinstance(current, FunctionType) and not trusted(_home(current)):
-                names = _all_names(current.__code__)
-                todo += [current.__globals__[name] for name in names if name in current.__globals__]
-                todo += inspect.getclosurevars(current).nonlocals.values()
-            elif isinstance(current, list | tuple | set):
-                todo += list(current)[:100]
-            elif isinstance(current, dict):
-                todo += list(current.values())[:100]
-        return True
-
-    def _run(
-        self, function: Function, arguments: Arguments, node: ast.AST, outer: Frame | None = None,
-        defaults: dict[str, Value] | None = None,
-    ) -> Value:  # fmt: skip
-        """Run a function that can be read."""
-        receiver = arguments.get(0) or NOTHING
-        own = receiver if all(isinstance(a, Live) and isinstance(a.obj, nn.Module) for a in receiver) else NOTHING
-        under_way = function.node, own  # of each module apart: modules do not nest without end
-        if self._stack.count(under_way) >= _DEPTH:
-            held = outer.captured(function) if outer is not None else []
-            self.escape(f"{function.name}, which calls itself,", node, [*arguments, *held])
-            return join(self.operation(function.name, arguments, node), UNKNOWN)
-        self.functions[function.node] = function
-        names, context = self._bind(function, arguments, node, defaults), self.context(self.frame.context, node)
-        before, deferred = self.frame, self.deferred
-        self.frame = frame = Frame(function, names, context, outer)
-        self._stack.append(under_way)
-        generator = _yields(function.node)
-        self.deferred = deferred or generator
-        self.body(function.body)
-        if frame.names is not None and not isinstance(function.node, ast.Lambda):
-            frame.returns |= NONE
-        frame.finish()
-        for value, flags, place in frame.others:
-            frame.returns = self.otherwise(frame.returns, value, flags, place)
-        self._stack.pop()
-        self.frame, self.deferred = before, deferred
-        if generator:
-            return self.box(list, node, None, None, join(frame.yields, frame.returns))
-        return frame.returns or UNKNOWN
-
-    def _bind(
-        self, function: Function, arguments: Arguments, node: ast.AST, made: dict[str, Value] | None
-    ) -> dict[str, Value]:
-        """The arguments of a call by the names of the parameters."""
-        spec = function.node.args
-        order = [a.arg for a in (*spec.posonlyargs, *spec.args)]
-        defaults = dict(made or {})
-        defaults |= {n: self.lifted(v) for n, v in zip(order[::-1], function.defaults[::-1], strict=False)}
-        defaults |= {name: self.lifted(value) for name, value in (function.keyword_defaults or {}).items()}
-        names: dict[str, Value] = dict(zip(order, arguments.positional, strict=False))
-        extra = list(arguments.positional[len(order) :])
-        keywords: dict[str, Value] = {}
-        known_names = {*order, *(a.arg for a in spec.kwonlyargs)}
-        for name, value in arguments.named:
-            (names if name in known_names else keywords)[name] = value
-        rest = arguments.rest
-        for name in (*order, *(a.arg for a in spec.kwonlyargs)):
-            if name not in names:
-                names[name] = join(rest or NOTHING, defaults.get(name, NOTHING)) or UNKNOWN
-        if spec.vararg is not None:
-            place = stand_in(function.node, "*")
-            names[spec.vararg.arg] = (
-                self.box(tuple, place, extra)
-                if rest is None
-                else self.box(tuple, place, None, None, join(rest, *extra))
-            )
-        if spec.kwarg is not None:
-            place = stand_in(function.node, "**")
-            loose = None if rest is None else join(rest, *keywords.values())
-            names[spec.kwarg.arg] = (
-                self.box(dict, place, None, keywords) if loose is None else self.box(dict, place, None, None, loose)
-            )
-        return names
-
-    # What is neither module nor function
-
-    def _construct(self, kind: type, arguments: Arguments, node: ast.AST) -> Value:
-        """Make an object."""
-        reach = Reach.of(arguments)
-        holds = any(id(module) in self.modules for module in reach.modules.values())
-        if issubclass(kind, nn.Module):
-            children = [atom.obj for value in arguments.positional for atom in value if isinstance(atom, Live)]
-            plain = len(children) == len(arguments.positional) and not arguments.named and arguments.rest is None
-            if kind is nn.Sequential and plain and all(isinstance(child, nn.Module) for child in children):
-                return self.once(("Sequential", *map(id, children)), lambda: nn.Sequential(*children))
-            if issubclass(kind, nn.Sequential | nn.ModuleList | nn.ModuleDict):
-                held = [value for given in arguments for value in (given, *self.contents(given))]
-                return self.box(kind, node, None, None, join(*held))
-            if holds:
-                self.escape(kind.__name__, node, list(arguments))
-            return join(self.operation(kind.__name__, [], node), UNKNOWN)
-        maker = inspect.getattr_static(kind, "__new__", None)
-        if (
-            holds
-            and not hasattr(kind, "_fields")
-            and isinstance(getattr(maker, "__func__", maker), FunctionType)
-            and not trusted(_home(maker))
-        ):
-            self.escape(f"{kind.__name__}.__new__", node, list(arguments))
-        initializer = inspect.getattr_static(kind, "__init__", None)
-        if is_dataclass(kind) or not isinstance(initializer, FunctionType) or trusted(_home(initializer)):
-            if holds and trusted(kind.__module__):
-                self.escape(kind.__name__, node, list(arguments))
-            if not (reach.results or reach.weights or holds):
-                return UNKNOWN
-            fields = list(getattr(kind, "__dataclass_fields__", {})) or list(getattr(kind, "_fields", ()))
-            given = dict(zip(fields, arguments.positional, strict=False)) | dict(arguments.named)
-            loose = join(*arguments) if arguments.rest is not None or len(given) < len(list(arguments)) else NOTHING
-            made = self.box(kind, node, None, None if loose else given, loose)
-            if (after := inspect.getattr_static(kind, "__post_init__", None)) is not None:
-                self.call(self.lifted(after), Arguments((made,)), node)
-            return made
-        if not (reach.results or reach.weights or holds or reach.callables) and self._inert(initializer):
-            return self.box(kind, node, None, {}, UNKNOWN)
-        made = self.box(kind, node, None, {})
-        self._call_function(initializer, arguments.first(made), node)
-        return made
 
     def _call_method(self, method: Method, arguments: Arguments, node: ast.AST) -> Value:
         """A method of a tensor, of a container or of plain data."""
@@ -571,7 +254,7 @@ class Calls(Machine):
 
     def passes_on(self, made: Any) -> bool:
         """Whether a context manager that ``made`` returns passes exceptions on."""
-        home = _home(made)
+        home = home_of(made)
         if home.partition(".")[0] == "torch" or made is contextlib.nullcontext:
             return True
         wrapped = getattr(made, "__wrapped__", None)
@@ -588,52 +271,6 @@ def _manages(atom: Atom) -> bool:
 _NO_ARGUMENTS = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
 
 
-_OF_CHECKPOINT = ("use_reentrant", "context_fn", "determinism_check", "debug", "early_stop", "preserve_rng_state")
-
-
-def _runs_in_order(module: nn.Module, forward: object) -> bool:
-    return isinstance(module, nn.Sequential) and forward is nn.Sequential.forward
-
-
-def _home(obj: Any) -> str:
-    """The module whose code a callable runs, whatever it is called."""
-    if isinstance(obj, functools.partial):
-        return _home(obj.func)
-    namespace = getattr(obj, "__globals__", None)
-    if namespace is not None:
-        return str(namespace.get("__name__", ""))
-    if not isinstance(obj, type) and not isinstance(obj, BuiltinFunctionType):
-        member = inspect.getattr_static(type(obj), "__call__", None)
-        if isinstance(member, FunctionType):
-            return _home(member)
-    return str(getattr(obj, "__module__", None) or type(obj).__module__)
-
-
-def _name(obj: Any) -> str:
-    return str(getattr(obj, "__qualname__", None) or getattr(obj, "__name__", None) or type(obj).__name__)
-
-
-def _installed(function: FunctionType) -> bool:
-    return "site-packages" in function.__code__.co_filename or "dist-packages" in function.__code__.co_filename
-
-
 def _quiet(obj: Any) -> bool:
     """Whether an object's methods only tell people something."""
     return type(obj).__module__.partition(".")[0] == "logging" or type(obj).__name__ == "Logger"
-
-
-def _all_names(compiled: Any) -> set[str]:
-    inner = (constant for constant in compiled.co_consts if hasattr(constant, "co_names"))
-    return set(compiled.co_names).union(*(_all_names(constant) for constant in inner))
-
-
-@functools.lru_cache(maxsize=4096)
-def _yields(node: ast.AST) -> bool:
-    todo = [*ast.iter_child_nodes(node)]
-    while todo:
-        current = todo.pop()
-        if isinstance(current, ast.Yield | ast.YieldFrom):
-            return True
-        if not isinstance(current, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            todo += ast.iter_child_nodes(current)
-    return False

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from fusionadvisor.strategies.legality.attributes import SOME
 from fusionadvisor.strategies.legality.code import Function, trusted
 from fusionadvisor.strategies.legality.conditions import Conditions, walrus
 from fusionadvisor.strategies.legality.frame import merge
+from fusionadvisor.strategies.legality.items import SOME
 from fusionadvisor.strategies.legality.values import (
     NONE,
     NOTHING,

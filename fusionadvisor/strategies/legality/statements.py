@@ -34,6 +34,8 @@ from fusionadvisor.strategies.legality.values import (
 
 _PASSES = 12
 """How often a loop's body is run until its names no longer change."""
+_RESULTS = 6
+"""From that many results on, those of a loop are taken together."""
 _CONSTANTS = 3
 """From that many constants on, what a name denotes in a loop is not known any more."""
 
@@ -227,13 +229,20 @@ class Statements(Expressions):
                 tested = frame.names
                 self.body(body)
             again = merge((reached, tested, frame.names, *frame.continues.pop()))
-            again = {name: _widened(value, turn) for name, value in (again or {}).items()}
+            again = {name: self._together(name, _widened(value, turn), node) for name, value in (again or {}).items()}
             if again == reached and growth == self.growth:
                 break
             reached = again
         else:
             raise OverrunError(f"what a loop computes keeps changing at {where(frame.function, node)}")
         frame.names = reached
+
+    def _together(self, name: str, value: Value, node: ast.AST) -> Value:
+        """Take many results that a name may denote in a loop for one that was computed from them all."""
+        results = frozenset(atom for atom in value if isinstance(atom, Result))
+        if len(results) < _RESULTS:
+            return value
+        return (value - results) | self.operation("a loop", [results], stand_in(node, name))
 
     def _do_With(self, node: ast.With | ast.AsyncWith) -> None:
         managers = []
