@@ -61,7 +61,7 @@ def test_the_parameters_read_from_the_source_are_those_the_strategies_take() -> 
     [
         ("fusion-advisor pro", ["profile"]),
         ("fusion-advisor list ", ["rules", "strategies", "gpus"]),
-        ("fusion-advisor explain fa40", ["fa401", "fa402", "fa403", "fa404", "fa405"]),
+        ("fusion-advisor explain fa40", ["fa401", "fa402", "fa403", "fa404", "fa405", "fa406"]),
         ("fusion-advisor apply --strategy fu", ["fuse_modules"]),
         ("fusion-advisor apply --set fx", ["fx.passes="]),
         ("fusion-advisor profile model.py --gpu h", ["h100-sxm", "h100-pcie", "h200"]),
