@@ -93,7 +93,10 @@ def environment(venv: Path | None, limit_s: float | None = None) -> Path:
         if not complete.exists():
             _install(venv, limit_s)
         [packages] = (venv / "lib").glob("python3*/site-packages")
-        (packages / "fakecuda.pth").write_text(HOOK)
+        hook = packages / "fakecuda.pth"
+        if not hook.exists() or hook.read_text() != HOOK:  # another Python may be starting and read it
+            (packages / "fakecuda.new").write_text(HOOK)
+            (packages / "fakecuda.new").replace(hook)
         complete.touch()
     return venv
 
