@@ -59,7 +59,6 @@ _CLASSES: dict[str, type] = {
 _EINOPS = ("rearrange", "repeat", "reduce", "einsum")
 
 
-@fx.wrap
 def agree(value: Any, was: Any) -> None:
     """Go on where a value is what it was when the forward was captured.
 
