@@ -52,7 +52,8 @@ def attend(
 @fx.wrap
 def scores_shape(q: Tensor, kt: Tensor) -> torch.Size:
     """The shape of the product of query and key, which is not computed."""
-    return torch.Size((*torch.broadcast_shapes(q.shape[:-2], kt.shape[:-2]), q.shape[-2], kt.shape[-1]))
+    outer = torch.broadcast_shapes(q.shape[:-2], kt.shape[:-2])  # type: ignore[no-untyped-call]
+    return torch.Size((*outer, q.shape[-2], kt.shape[-1]))
 
 
 def fits(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, masking: str, grouped: bool) -> bool:

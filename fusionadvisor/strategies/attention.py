@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from fusionadvisor.strategies.attend import attend, scores_shape
-from fusionadvisor.strategies.captured import follows_from_sizes, is_metadata
+from fusionadvisor.strategies.nodes import follows_from_sizes, is_metadata
 from fusionadvisor.strategies.patterns import kind
 
 MASKED = -1e8
@@ -152,7 +152,7 @@ class Reader:
             return "the dimension of its softmax is not a constant"
         product, cast_before = before.pop("product"), before.pop("cast")
         q, kt = product.args[-2:]
-        flipped = None if root.args[1] not in inner or root.args[0] in inner else root.args[1]
+        flipped: Any = None if root.args[1] not in inner or root.args[0] in inner else root.args[1]
         v: Any = root.args[1] if flipped is None else root.args[0]
         if not all(isinstance(n, fx.Node) for n in (q, kt, v)):
             return "its operands cannot be told apart"

@@ -16,6 +16,7 @@ from fusionadvisor.strategies.attention import Attention, Reader, sized
 from fusionadvisor.strategies.base import Plan, Site, Strategy, Subject
 from fusionadvisor.strategies.forms import Form
 from fusionadvisor.strategies.modules import blocker
+from fusionadvisor.strategies.nodes import simplify
 from fusionadvisor.workload.inputs import Call
 from fusionadvisor.workload.usercode import one_line
 
@@ -28,9 +29,11 @@ class Sdpa(Strategy):
     ## What it does
     Captures the forward of each module that computes a softmax between two matrix products, its submodules left as
     they are, and replaces scores, scale, mask, softmax and product by ``F.scaled_dot_product_attention``. What is
-    captured is checked against the recorded values: scale, polarity and fill of the mask, dtypes, repeated heads. The
-    captured forward runs only when the module is called as it was recorded and in the same mode; otherwise its own
-    code does. Tensors of another kind than was proven are computed as written.
+    captured is checked against the recorded values: scale, polarity and fill of the mask, dtypes, repeated heads. What
+    the capture took for constant is compared at each call: how the module is called, the attributes, globals and state
+    of torch that its code read, the sizes it went by. Where one is another, the module's own code runs;
+    ``fusionadvisor.strategies.leaves.counts(model)`` says how often and why. Tensors of another kind than was proven
+    are computed as written.
 
     ## When it helps
     The scores, a row and a column for every pair of tokens, are never written to memory. On CUDA it is one kernel in
@@ -38,9 +41,9 @@ class Sdpa(Strategy):
 
     ## When it refuses
     The weights or scores are returned, kept or read elsewhere; the softmax is over another dimension or in another
-    dtype; the scale is a tensor; a mask is scaled, there are two, or it fills with a value near the scores; rows that
-    are masked entirely; dropout that is applied in evaluation, or in training; shapes that broadcast; forward writes
-    in place or to Python state, or cannot be captured.
+    dtype; the scale is a tensor; a mask is scaled, there are two, or it fills with a value near the scores; dropout
+    that is applied in evaluation, or in training; shapes that broadcast; forward writes in place or to Python state,
+    goes another way by the values of a tensor, or cannot be captured.
 
     ## Example
     ```
@@ -114,7 +117,7 @@ def _write(attention: Attention, module: nn.Module, own: captured.Captured) -> N
     for path in attention.layers:
         own.guard.hold(module, path)
     attention.write(own.graph)
-    captured.simplify(own.graph)
+    simplify(own.graph)
 
 
 @dataclass
@@ -140,7 +143,7 @@ class _Proof:
         work = copy.deepcopy(module)
         try:
             own = captured.capture(work, form, given=tensors)
-            calls = [call for call in self.calls if not own.unlike(work, call.args, call.kwargs)]
+            calls = captured.fitting(work, own, self.calls)
             reader = Reader(work, own.graph)
             found = list(reader.found())
             values = [_values(work, own, call) for call in calls] if found else []
@@ -210,9 +213,7 @@ class _Proof:
             return f"its mask does not fit: {mask.dtype} {list(mask.shape)}"
         return ""
 
-    def _differs(
-        self, work: nn.Module, own: captured.Captured, found: list[Attention], calls: list[Call]
-    ) -> str:
+    def _differs(self, work: nn.Module, own: captured.Captured, found: list[Attention], calls: list[Call]) -> str:
         """Say whether the captured forward differs in a bit, or the rewritten one by more than rounding."""
         if not captured.same(work, own, calls, 0.0):
             return "what was captured does not return exactly what the module returns"
