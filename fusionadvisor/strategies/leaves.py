@@ -145,6 +145,19 @@ class Rewritten:
         vars(self).update(state)
         self._prepare()
 
+    @property
+    def __wrapped__(self) -> Any:
+        """The module's own forward, for what asks a function for its source or signature."""
+        return type(self.module).forward
+
+    @property
+    def __code__(self) -> Any:
+        return inspect.unwrap(self.__wrapped__).__code__
+
+    @property
+    def __globals__(self) -> Any:
+        return inspect.unwrap(self.__wrapped__).__globals__
+
     def again(self, graph: fx.Graph) -> "Rewritten":
         """The same with this graph, which was made from its own."""
         return Rewritten(self.module, graph, self.captured)
