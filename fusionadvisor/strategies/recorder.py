@@ -41,6 +41,9 @@ from fusionadvisor.strategies.guards import (
 _CHANGING = frozenset({"time", "random", "datetime"})
 """Modules whose functions answer otherwise each time."""
 _MODULE_FILE = nn.Module.__init__.__code__.co_filename
+_BETWEEN = (__file__, _MODULE_FILE)
+ASKS = "stands_for_hasattr"
+"""What is called in the place of ``hasattr``: not itself what asks."""
 _TOOLS = (str(Path(fx.__file__).parent), HOME, str(Path(TORCH) / "utils" / "_pytree.py"))
 _CONTAINERS = frozenset(
     {"append", "extend", "insert", "add", "update", "setdefault", "pop", "clear", "remove", "discard", "sort"}
@@ -380,7 +383,7 @@ def _vars(holder: Any) -> Mapping[str, Any]:
 def _asker() -> types.FrameType | None:
     """The code that asks for an attribute; None where the tools that capture ask."""
     frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename in (__file__, _MODULE_FILE):
+    while frame is not None and (frame.f_code.co_filename in _BETWEEN or frame.f_code.co_name == ASKS):
         frame = frame.f_back
     if frame is None or frame.f_code.co_filename.startswith(_TOOLS):
         return None

@@ -283,7 +283,7 @@ def stand_ins(tracer: Tracer) -> Iterator[None]:
 
         return make
 
-    def asks(value: Any, name: str) -> bool:
+    def stands_for_hasattr(value: Any, name: str) -> bool:
         if type(value) in (_Value, _Attribute) and value.node.op not in ("placeholder", "get_attr"):
             tracer.refuse(f"{_where()} asks something computed for an attribute that it may not have")
         return has(value, name)
@@ -298,7 +298,7 @@ def stand_ins(tracer: Tracer) -> Iterator[None]:
     names = [name for name in (*_MADE, *_NUMBERS) if has(torch, name)]
     originals = {name: getattr(torch, name) for name in names}
     try:
-        builtins.hasattr, builtins.isinstance = asks, of
+        builtins.hasattr, builtins.isinstance = stands_for_hasattr, of
         for name, original in originals.items():
             setattr(torch, name, standing(original))
         yield
