@@ -313,6 +313,8 @@ class Recorder:
 
     def _global(self, code: types.CodeType, namespace: dict[str, Any], name: str) -> None:
         value = namespace[name]
+        if isinstance(value, types.FunctionType) and value.__code__.co_filename.startswith(_TOOLS[0]):
+            value = inspect.unwrap(value)  # what stands there while it is captured
         if isinstance(value, types.ModuleType):
             self._module(code, value)
             return

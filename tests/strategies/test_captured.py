@@ -190,7 +190,8 @@ def set_(path: str, value: Any) -> Callable[[Any], None]:
     ("kind", "change"),
     [
         (Attribute, set_("gain", 3.0)), (Attribute, set_("gain", 2)), (Training, lambda m: m.train()),
-        (Training, lambda m: m.drop.train()), (Processor, set_("plain.on", False)), (Processor, set_("plain.gain", 5.0)),
+        (Training, lambda m: m.drop.train()), (Processor, set_("plain.on", False)),
+        (Processor, set_("plain.gain", 5.0)),
         (Processor, set_("plain.inner.shift", 5.0)), (Processor, set_("plain.inner", SimpleNamespace(shift=9.0))),
         (Processor, lambda m: setattr(m, "plain", type("Other", (Plain,), {"gain": 7.0})())),
         (Listed, lambda m: m.numbers.append(4.0)), (Function, set_("act", torch.relu)), (Missing, set_("extra", 1)),
@@ -317,7 +318,7 @@ def by_loop(self: Any, x: Tensor, y: Tensor, mask: Any, more: Any) -> Any:
 def by_error(self: Any, x: Tensor, y: Tensor, mask: Any, more: Any) -> Any:
     try:
         return y * 2 if x.shape[0] > 2 else y
-    except Exception:
+    except Exception:  # noqa: BLE001 it would hide what the capture raises
         return y * 0
 
 
@@ -343,7 +344,7 @@ def by_a_new_constant(self: Any, x: Tensor, y: Tensor, mask: Any, more: Any) -> 
 def by_a_list(self: Any, x: Tensor, y: Tensor, mask: Any, more: Any) -> Any:
     parts = []
     for i in range(3):
-        parts.append(y * i)
+        parts.append(y * i)  # noqa: PERF401 a call for its effect on a list alone
     return torch.stack(parts).sum(0)
 
 
@@ -396,7 +397,7 @@ def by_values_of_a_buffer(self: Any, x: Tensor, y: Tensor, mask: Any, more: Any)
 def by_caught_values(self: Any, x: Tensor, y: Tensor, mask: Any, more: Any) -> Any:
     try:
         return y * 2 if x.sum() > 0 else y
-    except Exception:
+    except Exception:  # noqa: BLE001 it would hide what the capture raises
         return y * 0
 
 
@@ -419,7 +420,7 @@ def with_random_numbers(self: Any, x: Tensor, y: Tensor, mask: Any, more: Any) -
 
 
 def with_a_word(self: Any, x: Tensor, y: Tensor, mask: Any, more: Any) -> Any:
-    print("hello")
+    print("hello")  # noqa: T201
     return y
 
 
