@@ -4,10 +4,11 @@ import pytest
 
 from fusionadvisor.strategies.base import Strategy
 from fusionadvisor.strategies.fuse_modules import FuseModules
+from fusionadvisor.strategies.fx import FxPasses
 from fusionadvisor.strategies.horizontal import Horizontal
 from fusionadvisor.strategies.inplace import InPlace
 from fusionadvisor.strategies.sdpa import Sdpa
-from tests.strategies import fuzz_merging
+from tests.strategies import fuzz_captured, fuzz_merging
 from tests.strategies.fuzz import Build, check
 
 
@@ -40,3 +41,14 @@ def test_no_merge_changes_what_a_random_model_computes(kind: type[Strategy], bui
         tally.update(changed=changed, refused=refused)
     assert tally["changed"] >= least
     assert tally["refused"] >= least
+
+
+@pytest.mark.parametrize(("kind", "least"), [(FxPasses, 8), (Sdpa, 8)])
+def test_no_captured_forward_is_wrong_on_another_path(kind: type[Strategy], least: int) -> None:
+    tally: Counter[str] = Counter()
+    for seed in range(10_000, 10_020):
+        changed, refused, wrong = fuzz_captured.check(kind(), seed)
+        assert not wrong, wrong
+        tally.update(changed=changed, refused=refused)
+    assert tally["changed"] >= least
+    assert tally["refused"] >= 3
