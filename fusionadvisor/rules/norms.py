@@ -11,6 +11,8 @@ from fusionadvisor.rules.match import at_most, chain, compile_snippet, is_forwar
 
 _ROOTS = frozenset({"rsqrt", "sqrt", "pow", "linalg_vector_norm", "std"})
 _SQUARES = frozenset({"pow", "mul", "square"})
+_NO_FORMULA = frozenset({"std", "std_mean", "linalg_vector_norm", "norm"})
+"""What a norm of torch does not compute, so that no op replaces it: only a compiler fuses it as it is."""
 _LIBRARY = frozenset({"rms_norm", "layer_norm", "group_norm", "batch_norm", "instance_norm", "native_layer_norm"})
 _LAYER_NORMS = frozenset({"native_layer_norm", "layer_norm", "_fused_rms_norm", "rms_norm", "native_group_norm"})
 
@@ -212,7 +214,8 @@ class WrittenOutNorm(Rule):
     one (the channels of an image), and a GroupNorm followed by SiLU.
 
     ## Why it costs
-    A norm needs its input once and writes it once. Written out it is five to ten kernels, each a pass over the tensor,
+    A norm needs its input once and writes it once. A GroupNorm and a SiLU of torch are a kernel each, and only a
+    compiler fuses them. Written out it is five to ten kernels, each a pass over the tensor,
     often in float32 with a cast before and after.
 
     ## Example
@@ -250,11 +253,15 @@ class WrittenOutNorm(Rule):
                 elsewhere = True
             else:
                 said = "LayerNorm" if written.centred else "RMSNorm"
-                notes.candidates.append(self._candidate(facts, written.nodes, written.last, f"{said} by hand"))
+                found = self._candidate(facts, written.nodes, written.last, f"{said} by hand")
+                by_std = any(facts.nodes[i].op in _NO_FORMULA for i in written.nodes)
+                notes.candidates.append(replace(found, remedies=("compile",)) if by_std else found)
         for node in normed:
             user = facts.dataflow.forward_user(node)
             if node.op == "native_group_norm" and user is not None and user.op == "silu" and user.lane == node.lane:
-                notes.candidates.append(self._candidate(facts, (node.index, user.index), user, "GroupNorm and SiLU"))
+                found = self._candidate(facts, (node.index, user.index), user, "GroupNorm and SiLU")
+                title = "Fuse the group norm with its activation"  # both are single ops: nothing is by hand
+                notes.candidates.append(replace(found, title=title, remedies=("compile",)))
         if elsewhere and not notes.candidates:
             return Looked(skipped="every norm by hand follows a residual: FA104 has it")
         return notes.looked()

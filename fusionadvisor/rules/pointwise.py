@@ -147,7 +147,11 @@ class WrittenOutActivation(Rule):
         said: list[Sentence] = [lambda mean: f"{what}: {mean.kernels}, {mean.time}: {chain(members)}."]
         if facts.bandwidth is None:
             said.append(f"{at_most(facts)} the measured times of its kernels, all but the longest.")
-        return Candidate(nodes, facts.bound(nodes), f"{what}: {chain(members)}", members[-1], evidence=tuple(said))
+        by_hand = what.startswith(tuple(f"{curve} by hand" for curve in _CURVES.values()))
+        return Candidate(
+            nodes, facts.bound(nodes), f"{what}: {chain(members)}", members[-1], evidence=tuple(said),
+            remedies=None if by_hand else ("compile",),  # no op of torch is QuickGELU, or a gate
+        )  # fmt: skip
 
 
 class DropoutResidual(Rule):

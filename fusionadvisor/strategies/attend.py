@@ -15,10 +15,10 @@ def attend(
     v: Tensor,
     mask: Tensor | None = None,
     *,
-    scale: float | None = None,
+    scale: float | Tensor | None = None,
     divided: bool = False,
     masking: str = "",
-    fill: float = -math.inf,
+    fill: float | Tensor = -math.inf,
     open_rows: bool = False,
     grouped: bool = False,
 ) -> Tensor:
@@ -49,6 +49,13 @@ def attend(
     return out if mask is None or open_rows else _with_dead_rows(out, v, mask, masking, fill)
 
 
+@fx.wrap
+def scores_shape(q: Tensor, kt: Tensor) -> torch.Size:
+    """The shape of the product of query and key, which is not computed."""
+    outer = torch.broadcast_shapes(q.shape[:-2], kt.shape[:-2])  # type: ignore[no-untyped-call]
+    return torch.Size((*outer, q.shape[-2], kt.shape[-1]))
+
+
 def fits(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, masking: str, grouped: bool) -> bool:
     """Whether the fused op means for these tensors what the formula does."""
     if not (q.dim() == k.dim() == v.dim() and q.dim() in (3, 4) and q.dtype == k.dtype == v.dtype):
@@ -71,7 +78,7 @@ def fits(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, masking: str, gro
     return mask.dtype == (q.dtype if masking == "add" else torch.bool)
 
 
-def _with_dead_rows(out: Tensor, v: Tensor, mask: Tensor, masking: str, fill: float) -> Tensor:
+def _with_dead_rows(out: Tensor, v: Tensor, mask: Tensor, masking: str, fill: Any) -> Tensor:
     """Where nothing is allowed a softmax gives NaN, or equal weights for a finite fill; the fused one gives zeros."""
     if masking == "add":
         dead = (mask == -math.inf).all(-1, keepdim=True)
@@ -86,7 +93,7 @@ def _with_dead_rows(out: Tensor, v: Tensor, mask: Tensor, masking: str, fill: fl
 
 
 def written_out(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: Any, divided: bool, masking: str, fill: float
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: Any, divided: bool, masking: str, fill: Any
 ) -> Tensor:
     """The formula as the model has it."""
     if q.dim() == 4 and k.dim() == 4 and q.shape[1] != k.shape[1] and k.shape[1] > 1 and v.dim() == 4:

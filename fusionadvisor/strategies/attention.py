@@ -4,6 +4,7 @@ Scores, scale, mask, softmax and the product with the values are found by what i
 once the recorded values confirm it; what is not proven is named.
 """
 
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,12 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from fusionadvisor.strategies.attend import attend
+from fusionadvisor.strategies.attend import attend, scores_shape
+from fusionadvisor.strategies.nodes import follows_from_sizes, is_metadata
 from fusionadvisor.strategies.patterns import kind
 
 MASKED = -1e8
 """A score filled with less has no weight left in float32 or float64 beside any score that a model computes."""
-_PRODUCTS = ("matmul", "bmm")
+_PRODUCTS = ("matmul", "bmm", "baddbmm")
+_FLIPS = ("transpose", "swapaxes", "swapdims", "permute", "adjoint")
 _CASTS = ("to", "float", "half", "bfloat16", "double", "type", "type_as")
 
 
@@ -32,11 +35,13 @@ class Attention:
         v: Value.
         scale: A number or a node that is one; ``divided`` where the scores are divided by it.
         mask: Node of the mask; ``masking`` says whether it is added, or where it is True filled or kept.
-        fill: What the mask fills with.
         open: No row of the mask can be masked entirely, whatever its size.
         repeats: The key and value before their heads were repeated, where both are.
         cast: The softmax or what surrounds it names a dtype.
         dropouts: Nodes of dropout between weights and values.
+        flipped: The weights with rows and columns exchanged, where the values are multiplied from the left.
+        asked: Nodes that ask for the shape, dtype or device of scores or weights.
+        fill: A number, or a node that is one.
     """
 
     root: fx.Node
@@ -49,25 +54,51 @@ class Attention:
     divided: bool = False
     mask: fx.Node | None = None
     masking: str = ""
-    fill: float = 0.0
+    fill: Any = 0.0
     open: bool = False
     repeats: tuple[fx.Node, fx.Node] | None = None
     cast: bool = False
     dropouts: tuple[fx.Node, ...] = ()
+    flipped: fx.Node | None = None
+    asked: tuple[fx.Node, ...] = ()
+
+    @property
+    def layers(self) -> list[str]:
+        """The submodules whose calls are taken away."""
+        return [str(node.target) for node in self.inner if node.op == "call_module"]
 
     def write(self, graph: fx.Graph) -> None:
         """Put the fused call in the place of ``root`` and take the rest away."""
         k, v = self.repeats or (self.kt, self.v)
+        for node in self.asked:
+            with graph.inserting_before(node):
+                node.replace_all_uses_with(self._answer(graph, node))
+            graph.erase_node(node)
         options = {
             "scale": self.scale, "divided": self.divided, "masking": self.masking, "fill": self.fill,
             "open_rows": self.open, "grouped": self.repeats is not None,
         }  # fmt: skip
         with graph.inserting_before(self.root):
+            if self.flipped is not None:
+                v = graph.call_method("transpose", (v, -2, -1))
             new = graph.call_function(attend, (self.q, k, v, self.mask), options)
+            if self.flipped is not None:
+                new = graph.call_method("transpose", (new, -2, -1))
         self.root.replace_all_uses_with(new)
         for node in (self.root, *(n for n in reversed(graph.nodes) if n in self.inner)):
             if not node.users:
                 graph.erase_node(node)
+
+    def _answer(self, graph: fx.Graph, node: fx.Node) -> fx.Node:
+        """The same as what asks the scores, asked of query and key."""
+        name = node.target if node.op == "call_method" else node.args[1]
+        if name in ("dtype", "device", "is_cuda", "dim", "ndim"):
+            if node.op == "call_method":
+                return graph.call_method(str(name), (self.q,))
+            return graph.call_function(getattr, (self.q, name))
+        shape = graph.call_function(scores_shape, (self.q, self.kt))
+        dim = _argument(node, 1, "dim") if name == "size" else None
+        return shape if dim is None else graph.call_function(operator.getitem, (shape, dim))
 
 
 @dataclass
@@ -120,12 +151,19 @@ class Reader:
         if not isinstance(dim, int):
             return "the dimension of its softmax is not a constant"
         product, cast_before = before.pop("product"), before.pop("cast")
-        q, kt = product.args
-        v: Any = root.args[1]
+        q, kt = product.args[-2:]
+        flipped: Any = None if root.args[1] not in inner or root.args[0] in inner else root.args[1]
+        v: Any = root.args[1] if flipped is None else root.args[0]
         if not all(isinstance(n, fx.Node) for n in (q, kt, v)):
             return "its operands cannot be told apart"
+        before_mask, after_mask = before.pop("unmasked"), before.get("mask") is not None
+        asked: list[fx.Node] = []
         for node in inner - {root}:
-            if not set(node.users) <= inner | {root}:
+            for user in set(node.users) - inner - {root}:
+                shape = node in before_mask or not after_mask
+                if self._asks(user, shape, cast or cast_before):
+                    asked.append(user)
+                    continue
                 what = "weights are" if node is softmax or node in dropouts else "scores are"
                 return f"its {what} also read elsewhere or returned ({node.name})"
         dtype = None if layer is not None else softmax.kwargs.get("dtype")
@@ -133,13 +171,24 @@ class Reader:
             before["open"] = self._always_open(before["mask"], before["masking"])
         return Attention(
             root, frozenset(inner - {root}), q, kt, v, softmax, dropouts=dropouts,
-            cast=cast or cast_before or dtype is not None, repeats=self._repeats(kt, v), **before,
+            cast=cast or cast_before or dtype is not None, repeats=None if flipped else self._repeats(kt, v),
+            flipped=flipped, asked=tuple(sorted(asked, key=list(self.graph.nodes).index)), **before,
         )  # fmt: skip
+
+    def _asks(self, node: fx.Node, shape: bool, cast: bool) -> bool:
+        """Whether a node asks for what query and key can tell as well."""
+        if not is_metadata(node):
+            return False
+        name = node.target if node.op == "call_method" else node.args[1] if node.target is getattr else ""
+        if name in ("device", "is_cuda", "dim", "ndim"):
+            return name in ("device", "is_cuda") or shape
+        return (name == "dtype" and not cast) or (name in ("shape", "size") and shape)
 
     def _scores(self, node: Any, inner: set[fx.Node]) -> "dict[str, Any] | str | None":
         """What is between the product of query and key and the softmax, from the softmax backwards."""
         found: dict[str, Any] = {"cast": False}
         nodes: list[fx.Node] = []
+        masked = 0
         while not self._is(node, *_PRODUCTS):
             if not isinstance(node, fx.Node):
                 return None
@@ -159,11 +208,25 @@ class Reader:
             if isinstance(step.get("fill"), str):
                 return str(step["fill"])
             node = step.pop("rest")
+            masked = len(nodes) if "mask" in step else masked
             found.update(step)
-        if len(node.args) != 2:
+        if self._is(node, "baddbmm"):
+            more = self._added(node)
+            if more is None or set(more) & set(found) or ("mask" in more and "scale" in found):
+                return "its product adds something else than a mask"
+            found |= more
+        elif len(node.args) != 2:
             return None
         inner.update(nodes, {node})
-        return found | {"product": node}
+        return found | {"product": node, "unmasked": {*nodes[masked:], node}}
+
+    def _added(self, node: fx.Node) -> dict[str, Any] | None:
+        """Scale and mask of ``baddbmm``; None where it is called in another way."""
+        beta, alpha = node.kwargs.get("beta", 1), node.kwargs.get("alpha", 1)
+        if len(node.args) != 3 or beta not in (0, 1) or isinstance(beta, fx.Node):
+            return None
+        found: dict[str, Any] = {} if alpha == 1 else {"scale": self._constant(alpha), "divided": False}
+        return found if beta == 0 else found | {"mask": node.args[0], "masking": "add"}
 
     def _mask(self, node: fx.Node) -> dict[str, Any] | None:
         if self._is(node, "add") and len(node.args) == 2 and not node.kwargs:
@@ -181,7 +244,10 @@ class Reader:
                 return {"rest": filled, "mask": mask, "masking": "fill", "fill": self._fill(kept)}
         return None
 
-    def _fill(self, value: Any) -> float | str:
+    def _fill(self, value: Any) -> Any:
+        """What a mask fills with: a number, a node that is one, or in words why it does not mask."""
+        if (least := self._least(value)) is not None:
+            return least
         number = self.number(value)
         if number is None:
             return "what its mask fills with is not a constant"
@@ -189,14 +255,20 @@ class Reader:
             return f"its mask fills with {number:g}, which masks only where the scores stay far above it"
         return number
 
+    def _least(self, value: Any) -> fx.Node | None:
+        """The node of ``finfo(dtype).min``, also where a tensor is made of it."""
+        if self._is(value, "full", "tensor") and value.args:
+            return self._least(value.args[-1])
+        if not (isinstance(value, fx.Node) and value.target is getattr and value.args[1] == "min"):
+            return None
+        return value if isinstance(value.args[0], fx.Node) and value.args[0].target is torch.finfo else None
+
     def number(self, value: Any) -> float | None:
-        """A constant as a number: a literal, or a tensor that the forward makes of one."""
+        """A constant as a number: a literal, or a tensor that the forward makes of constants."""
         if isinstance(value, int | float) and not isinstance(value, bool):
             return float(value)
-        if isinstance(value, fx.Node) and value.op == "get_attr" and str(value.target).startswith("_tensor_constant"):
-            tensor = getattr(self.module, str(value.target))
-            return float(tensor) if tensor.numel() == 1 else None
-        return None
+        made = _made_of_constants(value) if isinstance(value, fx.Node) else None
+        return float(made) if isinstance(made, Tensor) and made.numel() == 1 and not made.is_complex() else None
 
     def _scaling(self, node: fx.Node) -> dict[str, Any] | None:
         if self._is(node, "mul") and len(node.args) == 2:
@@ -231,14 +303,19 @@ class Reader:
         node, cast = softmax, False
         while True:
             inner.add(node)
-            if len(node.users) != 1:
+            users = [user for user in node.users if not is_metadata(user)]
+            if len(users) != 1:
                 return "its weights are also read elsewhere or returned"
-            user = next(iter(node.users))
+            user = users[0]
             if self._is(user, *_PRODUCTS):
-                if len(user.args) != 2 or user.args[0] is not node:
+                flipped = node is not softmax and self._is(node, *_FLIPS, "getattr")
+                if len(user.args) != 2 or user.args[1 if flipped else 0] is not node or user.args[0] is user.args[1]:
                     return "its weights are not the left side of the product with the values"
                 inner.add(user)
                 return user, tuple(dropouts), cast
+            if self._flip(user):
+                node = user
+                continue
             if self._is(user, "dropout") or self._layer(user, nn.Dropout) is not None:
                 dropouts.append(user)
             elif self._is(user, *_CASTS):
@@ -246,6 +323,10 @@ class Reader:
             else:
                 return f"its weights are changed by {user.name} before the product with the values"
             node = user
+
+    def _flip(self, node: fx.Node) -> bool:
+        """Whether a node may exchange rows and columns; the values confirm it later."""
+        return self._is(node, *_FLIPS) or (node.target is getattr and node.args[1] == "mT")
 
     def dropout(self, node: fx.Node) -> bool:
         """Whether a dropout drops anything in the mode the graph was captured in."""
@@ -325,6 +406,26 @@ class Reader:
                 if self._is(base, "getitem", "unsqueeze") and isinstance(base.args[0], fx.Node):
                     return base.args[0]
         return None
+
+
+def _made_of_constants(node: fx.Node) -> Any:
+    """What a node gives that rests on nothing but constants; None for any other."""
+    if node.op not in ("call_function", "call_method") or node.kwargs.get("device") is not None:
+        return None
+    if not all(_made_of_constants(arg) is not None for arg in node.all_input_nodes) or node.is_impure():
+        return None
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), _made_of_constants)
+    if node.op == "call_method":
+        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+    return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def sized(node: fx.Node) -> bool:
+    """Whether a node is made of constants and sizes alone, on the CPU."""
+    if follows_from_sizes(node):
+        return True
+    made = node.op in ("call_function", "call_method") and node.kwargs.get("device") is None
+    return made and bool(node.all_input_nodes) and all(sized(arg) for arg in node.all_input_nodes)
 
 
 def _square(index: Any) -> bool:

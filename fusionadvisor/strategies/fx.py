@@ -1,9 +1,8 @@
 """Graph passes on what can be captured: formulas written out by hand become single ops; users add their own passes."""
 
 import copy
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,16 +11,18 @@ from torch import fx, nn
 
 from fusionadvisor.errors import StrategyError
 from fusionadvisor.report.model import Refusal
-from fusionadvisor.strategies import leaves
+from fusionadvisor.strategies import captured, leaves
 from fusionadvisor.strategies.base import Call, Plan, Site, Strategy, Subject
+from fusionadvisor.strategies.forms import Form
 from fusionadvisor.strategies.modules import blocker, hooked
+from fusionadvisor.strategies.nodes import simplify
 from fusionadvisor.strategies.passfile import PassFile, split
 from fusionadvisor.strategies.patterns import Finder, Match, NearMiss
-from fusionadvisor.strategies.pythonstate import PythonState
-from fusionadvisor.strategies.traced import Exported, Traced
 from fusionadvisor.workload.copies import duplicate
-from fusionadvisor.workload.inputs import tensors_in
+from fusionadvisor.workload.usercode import one_line
 
+_CURVES = frozenset({"aten::sigmoid", "aten::tanh", "aten::erf", "aten::rsqrt", "aten::sqrt"})
+"""Each formula that is known has one of these."""
 _NONE = "Of GELU, SiLU, layer norm and RMS norm it found no formula written out in a way that it knows."
 Pass = Callable[[fx.GraphModule], fx.GraphModule | None]
 
@@ -31,20 +32,23 @@ class FxPasses(Strategy):
     """Rewrite a captured graph.
 
     ## What it does
-    Captures the model with ``torch.fx``, and where that fails the largest parts of it that can be captured, and where
-    nothing is found there, the whole with the ``torch.export`` front-end. In the graphs it replaces what is written
-    out by hand: ``x · sigmoid(x)`` by ``F.silu``, both forms of GELU by ``F.gelu``, layer norm and RMS norm by
-    ``F.layer_norm`` and ``F.rms_norm``. ``--pass my_passes.py:fn`` adds your own pass: ``fn`` takes a
-    ``torch.fx.GraphModule``, changes it or returns another; only verification tells whether it is right.
+    Captures with ``torch.fx`` the forward of each module whose ops may be a formula, its submodules left as they are,
+    and replaces what is written out by hand: ``x · sigmoid(x)`` by ``F.silu``, both forms of GELU by ``F.gelu``, layer
+    norm and RMS norm by ``F.layer_norm`` and ``F.rms_norm``. What the capture took for constant is compared at each
+    call: how the module is called, the attributes, globals and state of torch that its code read, the sizes it went by.
+    Where one is another, the module's own code runs; ``fusionadvisor.strategies.leaves.counts(model)`` says how often
+    and why.
+    ``--pass my_passes.py:fn`` adds your own pass: ``fn`` takes a ``torch.fx.GraphModule`` of the whole model, or of the
+    largest parts that can be captured, changes it or returns another; only verification tells whether it is right.
 
     ## When it helps
     Each formula becomes one kernel instead of two to eight. ``F.rms_norm`` is one kernel on CUDA; on the CPU it counts
     as one and runs several.
 
     ## When it refuses
-    Training, hooks, code that changes Python state in forward; a graph that does not return exactly what the model
-    returns. Formulas that only come close are left and named: epsilon in another place, an unbiased variance, another
-    approximation of GELU, inner values that are read elsewhere.
+    Training, hooks; code that goes another way by the values of a tensor, changes Python state, draws random numbers in
+    Python or calls something for its effect alone. Formulas that only come close are left and named: epsilon in another
+    place, an unbiased variance, another approximation of GELU, inner values that are read elsewhere.
 
     ## Example
     ```
@@ -60,277 +64,234 @@ class FxPasses(Strategy):
     passes: str = ""
 
     def plan(self, subject: Subject) -> Plan:
-        """Capture a copy, look for formulas, and check that the captured graph does what the model does."""
+        """Capture the modules whose ops may be a formula, and check that each graph does what its module does."""
         if subject.mode == "training" or subject.model.training:
             return Plan(blocker="A captured graph holds one mode, and this model is in training mode.")
         if reason := blocker(subject.model) or hooked(subject.model):
             return Plan(blocker=reason)
-        work = duplicate(subject.model)
-        capture = _capture(work, subject.calls, needed=bool(self.passes))
-        for path in list(capture.graphs):
-            if reason := capture.differs(path, subject.model, work, subject.calls):
-                del capture.graphs[path]
-                capture.unfit[path] = f"What {capture.front_end} captures of it {reason}."
-        sites, refused = self._rewritten(capture)
-        refused += (Refusal(path or "the model", reason) for path, reason in capture.unfit.items())
-        notes = capture.notes if sites or refused else (*capture.notes, _NONE)
-        return Plan(tuple(sites), tuple(refused), notes=notes)
+        failed: dict[str, str] = {}
+        sites: list[Site] = []
+        refused: list[Refusal] = []
+        own_pass = self._own_pass()
+        for path, forward, calls in (self._largest if self.passes else _each)(subject, failed):
+            data = _data(path, forward.captured)
+            matches: list[Site] = []
+            for found in list(_replace_formulas(forward)):
+                name = f"{path or 'the model'}: {found.name}"
+                if isinstance(found, Match):
+                    matches.append(Site(name, (path,), data=data))
+                else:
+                    refused.append(Refusal(name, f"{found.reason[:1].upper()}{found.reason[1:]}."))
+            if not _close(forward, calls):
+                refused.append(Refusal(path or "the model", "The op of torch returns something else here."))
+                continue
+            sites += matches
+            if own_pass is not None:
+                _passed(forward, own_pass)
+                sites.append(Site(self._pass_site(path), (path,) if path else (), data=data))
+        if self.passes:
+            notes = (f"torch.fx cannot capture the whole: {failed['']}",) if "" in failed else ()
+            refused += [] if sites or refused else [Refusal("the model", failed.get("", _NONE))]
+            return Plan(tuple(sites), tuple(dict.fromkeys(refused)), notes=notes)
+        refused += [Refusal(path or "the model", reason) for path, reason in failed.items()]
+        notes = () if sites or refused else (_NONE,)
+        return Plan(tuple(sites), tuple(dict.fromkeys(refused)), notes=notes)
 
     def rewrite(self, model: nn.Module, plan: Plan, subject: Subject) -> nn.Module:
-        """Capture the model again and rewrite its graphs.
+        """Capture the modules again and rewrite their graphs.
 
         Raises:
-            StrategyError: If a site of the plan is not found again.
+            StrategyError: If a site of the plan is not found again; the user's own pass has not run then.
         """
-        free = next((site.data["free"] for site in plan.sites if site.data), None)
-        capture = _capture(model, subject.calls, needed=bool(self.passes), free=free)
-        self._rewritten(capture, wanted=plan.sites)
-        capture.install(model)
+        forwards: dict[str, leaves.Rewritten] = {}
+        names: set[str] = set()
+        for site in plan.sites:
+            path = str(site.data["module"])
+            if path not in forwards:
+                forwards[path] = _again(model.get_submodule(path), site)
+                found = list(_replace_formulas(forwards[path]))
+                names |= {f"{path or 'the model'}: {f.name}" for f in found if isinstance(f, Match)}
+                names |= {self._pass_site(path)} if self.passes else set()
+        if missing := [site.name for site in plan.sites if site.name not in names]:
+            raise StrategyError(f"fx does not find {missing[0]} in this model.", "Make the recipe again.")
+        own_pass = self._own_pass()
+        for path, forward in forwards.items():
+            module: Any = model.get_submodule(path)
+            module.forward = forward.again(forward.graph) if own_pass is None else _passed(forward, own_pass)
         return model
+
+    def _largest(self, subject: Subject, failed: dict[str, str]) -> Iterator[tuple[str, leaves.Rewritten, list[Call]]]:
+        """The forward of the whole, else of the largest parts of it that can be captured, for a user's own pass."""
+        todo = [""]
+        while todo:
+            path = todo.pop()
+            calls = captured.calls_of(subject.model, subject.calls, [path])[path]
+            module = duplicate(subject.model.get_submodule(path))
+            forward = _forward(module, calls, path, whole=True)
+            if isinstance(forward, leaves.Rewritten):
+                yield path, forward, calls
+                continue
+            failed[path] = forward
+            todo += [f"{path}.{name}" if path else name for name, child in module.named_children()
+                     if not type(child).__module__.startswith("torch.nn.modules.activation")]  # fmt: skip
+
+    def _own_pass(self) -> Pass | None:
+        if not self.passes:
+            return None
+        file, name = split(self.passes)
+        made: Pass = PassFile(file).function(name)
+        return made
+
+    def _pass_site(self, path: str) -> str:
+        # from a recipe the file lies in another folder: its name and its function are what stays
+        return f"{path or 'the model'}: {Path(self.passes).name}"
 
     def recheck(self, model: nn.Module, plan: Plan) -> str:
         """The graph itself is captured again by :meth:`rewrite`."""
         if model.training:
             return "The model is in training mode."
+        if any("module" not in site.data for site in plan.sites):
+            return "The recipe does not say which module each formula is in."
         return blocker(model) or hooked(model)
 
-    def _rewritten(self, capture: "_Capture", wanted: Sequence[Site] = ()) -> tuple[list[Site], list[Refusal]]:
-        """Rewrite the captured graphs; say what was changed and what only came close.
 
-        Raises:
-            StrategyError: If a site that is wanted is not found; the user's own pass has not run then.
-        """
-        sites: list[Site] = []
-        refused: dict[str, Refusal] = {}
-        for path, graph in list(capture.graphs.items()):
-            changed = list(_replace_formulas(graph))
-            for found in changed:
-                name = f"{_module_of(found.root, path)}: {found.name}"
-                if isinstance(found, Match):
-                    sites.append(Site(name, (_module_of(found.root, path),), data=capture.data))
-                else:
-                    refused[name] = Refusal(name, f"{found.reason[:1].upper()}{found.reason[1:]}.")
-            if self.passes:
-                # from a recipe the file lies in another folder: its name and its function are what stays
-                name = f"{path or 'the model'}: {Path(self.passes).name}"
-                sites.append(Site(name, (path,) if path else (), data=capture.data))
-            elif not any(isinstance(found, Match) for found in changed):
-                del capture.graphs[path]  # nothing to gain: its own code stays
-        names = {site.name for site in sites}
-        if missing := [site.name for site in wanted if site.name not in names]:
-            raise StrategyError(f"fx does not find {missing[0]} in this model.", "Make the recipe again.")
-        if self.passes:
-            file, name = split(self.passes)
-            own: Pass = PassFile(file).function(name)
-            capture.graphs |= {path: own(graph) or graph for path, graph in capture.graphs.items()}
-        return sites, list(refused.values())
+def _candidates(subject: Subject) -> list[str]:
+    """Modules of the user's whose own ops may be a formula that is known."""
+    found: dict[str, None] = {}
+    for graph in subject.graphs:
+        for op in graph.ops:
+            if op.name in _CURVES and op.phase == "forward":
+                path = op.module
+                while path and type(subject.model.get_submodule(path)).__module__.startswith("torch.nn."):
+                    path = path.rpartition(".")[0]
+                found.setdefault(path)
+    return list(found)
 
 
-@dataclass
-class _Capture:
-    """Captured graphs by module path, and how they were come by."""
-
-    front_end: str
-    graphs: dict[str, fx.GraphModule]
-    notes: tuple[str, ...] = field(default=())
-    unfit: dict[str, str] = field(default_factory=dict)
-    """Modules that could be captured, and why their graphs cannot stand for their code."""
-    free: list[list[int]] | None = None
-    """The dimensions of each input that torch.export left free."""
-
-    @property
-    def data(self) -> dict[str, Any]:
-        """What a recipe needs to capture the same again, when all it has is inputs of one size."""
-        return {} if self.free is None else {"free": self.free}
-
-    def install(self, model: nn.Module) -> None:
-        """Let each captured module run its graph; attributes and state dict stay as they were."""
-        for path, graph in self.graphs.items():
-            part = model.get_submodule(path)
-            part.forward = _forward(part, graph)
-
-    def differs(self, path: str, model: nn.Module, work: nn.Module, calls: tuple[Call, ...]) -> str:
-        """Say how ``work`` differs from ``model`` with the graph at ``path``, not rewritten yet; empty if in no bit."""
-        part = work.get_submodule(path)
-        held = vars(part).get("forward")
-        forward = part.forward = _forward(part, self.graphs[path])
-        try:
-            if any(not _same(_run(model, call), _run(work, call)) for call in calls):
-                return "does not return exactly what it returns"
-        except leaves.FAILURES:
-            return "does not return exactly what it returns"
-        finally:
-            del part.forward
-            if held is not None:
-                part.forward = held
-        if isinstance(forward, Traced) and calls and not forward.ran:
-            return "stands for calls that give every argument, and none of those recorded does"
-        return ""
-
-
-def _forward(part: nn.Module, graph: fx.GraphModule) -> Callable[..., Any]:
-    """What runs a graph in a module's place; where a strategy wrote the forward anew, under the same conditions."""
-    if known := leaves.rewritten(part):
-        return known.again(graph.graph)
-    with torch.no_grad():
-        return (Exported if hasattr(graph, "_out_spec") else Traced)(part, graph)
-
-
-def _capture(model: nn.Module, calls: tuple[Call, ...], needed: bool, free: list[list[int]] | None = None) -> _Capture:
-    """Capture the whole; else the largest parts that can be; else, where those hold no formula, with torch.export.
-
-    ``free`` is which dimensions may have another size, where the calls do not show it.
-    """
-    state = PythonState.of(model)
-    search = _Search(needed, state)
-    parts = dict(search.traced(model, ""))
-    if parts or "" not in search.failed:
-        return _Capture("torch.fx", parts, search.notes(), search.stateful)
-    free = _free(calls) if free is None else free
-    exported = _exported(model, calls[-1], free) if calls and free is not None and not search.stateful else None
-    if exported is not None and (needed or _has_formula(exported)):
-        if reason := state.changed(model):
-            return _Capture("torch.export", {}, search.notes(), {"": reason})
-        return _Capture("torch.export", {"": exported}, search.notes(), free=free)
-    return _Capture("torch.fx", {}, search.notes(), search.stateful)
-
-
-@dataclass
-class _Search:
-    """Looks for the largest parts of a model that torch.fx can capture.
-
-    Args:
-        needed: Whether a graph is wanted also where it holds no formula.
-        state: What of the whole model's state may change.
-        failed: Why a module could not be captured.
-        stateful: Where the code of one that could changes Python state.
-    """
-
-    needed: bool
-    state: PythonState
-    failed: dict[str, str] = field(default_factory=dict)
-    stateful: dict[str, str] = field(default_factory=dict)
-
-    def traced(self, model: nn.Module, path: str) -> Iterator[tuple[str, fx.GraphModule]]:
-        """The graphs of the module at ``path``, or of what is in it, by module path."""
-        known = leaves.rewritten(model)
-        try:
-            graph = fx.GraphModule(model, copy.deepcopy(known.graph)) if known else _whole(model)
-        except leaves.FAILURES as error:
-            self.failed[path] = (str(error).strip().splitlines() or [type(error).__name__])[0]
+def _each(subject: Subject, failed: dict[str, str]) -> Iterator[tuple[str, leaves.Rewritten, list[Call]]]:
+    """The forward of each module that may hold a formula, its submodules left as they are."""
+    paths = _candidates(subject)
+    calls = captured.calls_of(subject.model, subject.calls, paths) if paths else {}
+    for path in paths:
+        forward = _forward(duplicate(subject.model.get_submodule(path)), calls[path], path)
+        if isinstance(forward, leaves.Rewritten):
+            yield path, forward, calls[path]
         else:
-            found = list(Finder(graph).matches())
-            if not (self.needed or found or known):
-                return  # nothing to gain, nothing to tell: its own code stays
-            rewritten = self.needed or any(isinstance(match, Match) for match in found)
-            reason = self.state.changed(model) if rewritten else ""
-            if not reason and (found or self.needed):
-                yield path, graph
-            if not (reason or known):  # what was written anew calls its parts, which are not in its graph
-                return
-            self.stateful |= {path: reason} if reason else {}
-        for name, child in model.named_children():
-            if not type(child).__module__.startswith("torch.nn."):
-                yield from self.traced(child, f"{path}.{name}" if path else name)
-            else:
-                for inner, grandchild in child.named_children():
-                    yield from self.traced(grandchild, f"{path}.{name}.{inner}" if path else f"{name}.{inner}")
-
-    def notes(self) -> tuple[str, ...]:
-        """Why the whole could not be captured, if it could not."""
-        return (f"torch.fx cannot capture the whole: {self.failed['']}",) if "" in self.failed else ()
+            failed[path] = forward
 
 
-def _whole(model: nn.Module) -> fx.GraphModule:
-    """A module and all in it as one graph, of what it does without gradients, as it is run."""
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return fx.symbolic_trace(model)
-
-
-def _has_formula(graph: fx.GraphModule) -> bool:
-    return any(isinstance(found, Match) for found in Finder(graph).matches())
-
-
-def _free(calls: tuple[Call, ...]) -> list[list[int]] | None:
-    """The dimensions of each input that differ between the calls; None where something else than tensors is given."""
-    values = [(*c.args, *c.kwargs.values()) for c in calls]
-    if not all(isinstance(value, torch.Tensor) for row in values for value in row):
-        return None
-    sizes = [list(zip(*(t.shape for t in column), strict=True)) for column in zip(*values, strict=True)]
-    return [[dim for dim, size in enumerate(dims) if len(set(size)) > 1] for dims in sizes]
-
-
-def _exported(model: nn.Module, call: Call, free: list[list[int]]) -> fx.GraphModule | None:
-    """The model as torch.export captures it, with the dimensions ``free``, on inputs in which none of these is 1.
-
-    A size of 0 or 1 is taken for a constant.
-    """
-    given = [_several(value, dims) for value, dims in zip((*call.args, *call.kwargs.values()), free, strict=True)]
-    args, kwargs = tuple(given[: len(call.args)]), dict(zip(call.kwargs, given[len(call.args) :], strict=True))
-    shapes = [dict.fromkeys(dims, torch.export.Dim.AUTO) for dims in free]
-    dynamic = (*shapes[: len(args)],), dict(zip(kwargs, shapes[len(args) :], strict=True))
+def _forward(module: nn.Module, calls: list[Call], path: str, *, whole: bool = False) -> leaves.Rewritten | str:
+    """The module's forward as a graph that is not rewritten yet, or why there is none."""
+    if (known := leaves.rewritten(module)) is not None:
+        return known.again(copy.deepcopy(known.graph))
+    if "forward" in vars(module):
+        return f"{path or 'The model'} has a forward of its own set on the instance."
+    forms = [Form.of(call.args, call.kwargs) for call in calls]
+    if not forms or any(form != forms[0][0] for form, _ in forms):
+        return f"{path or 'The model'} is not always called alike."
+    if unknown := forms[0][0].unknown:
+        return f"{path or 'The model'} is given a {unknown}, which is neither tensor nor constant."
     try:
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            program = torch.export.export(model, args, kwargs, dynamic_shapes=_by_name(model, *dynamic), strict=True)
-            module: Any = program.module()
+        own = captured.capture(module, forms[0][0], given=forms[0][1], whole=whole)
+        fits = captured.fitting(module, own, calls)
+        if not fits:
+            return "What it reads is another in each call: a graph would never run."
+        if not captured.same(module, own, fits, 0.0):
+            return "What torch.fx captures of it does not return exactly what it returns."
+    except leaves.FAILURES as error:
+        return f"It cannot be captured: {one_line(error)}."
+    return leaves.Rewritten(module, own.graph, own)
+
+
+def _again(module: nn.Module, site: Site) -> leaves.Rewritten:
+    """The forward of a site's module as a graph, as its plan had it."""
+    if (known := leaves.rewritten(module)) is not None:
+        return known.again(copy.deepcopy(known.graph))
+    data = site.data
+    try:
+        own = captured.capture(module, Form(data["args"], data["kwargs"]), answers=data["answers"], whole=data["whole"])
+    except leaves.FAILURES as error:
+        raise StrategyError(f"{site.name} cannot be captured: {one_line(error)}.") from error
+    return leaves.Rewritten(module, own.graph, own)
+
+
+def _data(path: str, own: Any) -> dict[str, Any]:
+    """What a recipe needs to capture the same again; nothing of how, where another strategy wrote the forward."""
+    if not isinstance(own, captured.Captured):
+        return {"module": path}
+    form = own.form
+    return {"module": path, "args": form.args, "kwargs": dict(form.kwargs), "answers": own.answers, "whole": own.whole}
+
+
+def _close(forward: leaves.Rewritten, calls: list[Call]) -> bool:
+    """Whether a rewritten forward returns what the module does, but for rounding."""
+    own, module = forward.captured, forward.module
+    if not isinstance(own, captured.Captured):
+        return True
+    try:
+        return captured.same(module, own, captured.fitting(module, own, calls), 1e-2)
     except leaves.FAILURES:
-        return None
-    return module if isinstance(module, fx.GraphModule) else None
+        return False
 
 
-def _several(tensor: torch.Tensor, dims: list[int]) -> torch.Tensor:
-    for dim in dims:
-        tensor = torch.cat([tensor, tensor], dim) if tensor.shape[dim] == 1 else tensor
-    return tensor
-
-
-def _by_name(model: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
-    import inspect
-
-    return dict(zip(inspect.signature(model.forward).parameters, positional, strict=False)) | named
-
-
-def _replace_formulas(module: fx.GraphModule) -> Iterator[Match | NearMiss]:
+def _replace_formulas(forward: leaves.Rewritten) -> Iterator[Match | NearMiss]:
     """Replace every match, outermost first, and yield it; yield what only came close too."""
+    graph, own = forward.graph, forward.captured
     taken: set[fx.Node] = set()
-    for found in list(Finder(module).matches()):
+    for found in list(Finder(forward.module, graph).matches()):
         if isinstance(found, NearMiss):
             if found.root not in taken:
                 yield found
             continue
         if found.root in taken or taken & found.inner:
             continue
-        graph = module.graph
+        if isinstance(own, captured.Captured):
+            for node in found.inner:
+                if node.op == "call_module":  # it decides by its class and its hooks what is computed
+                    own.guard.hold(forward.module, str(node.target))
         with graph.inserting_before(found.root):
             new = found.make(graph)
-        new.meta.update({k: v for k, v in found.root.meta.items() if k == "nn_module_stack"})
         found.root.replace_all_uses_with(new)
         taken |= {found.root, *found.inner}
         yield found
-    module.graph.eliminate_dead_code()
-    module.graph.lint()
-    module.recompile()
+    simplify(graph)
 
 
-def _module_of(node: fx.Node, path: str) -> str:
-    """The path of the module a node came from."""
-    stack = node.meta.get("nn_module_stack") or {}
-    inner = [entry[0] for entry in stack.values()][-1] if stack else ""
-    inner = inner.removeprefix("L['self'].") if isinstance(inner, str) else ""
-    return ".".join(part for part in (path, inner) if part) or "the model"
+def _passed(forward: leaves.Rewritten, own_pass: Pass) -> leaves.Rewritten:
+    """A forward after the user's pass; what that has added to the graph's module, the module itself gets."""
+    given = fx.GraphModule(forward.module, forward.graph)
+    result = own_pass(given) or given
+    _adopt(forward.module, result)
+    result.graph.owning_module = None  # else the graph would keep that module, and be checked against it
+    return forward.again(result.graph)
 
 
-def _run(model: nn.Module, call: Call) -> list[torch.Tensor]:
-    torch.manual_seed(0)
-    inputs = call.map(lambda _, tensor: tensor.clone())
-    with torch.no_grad():
-        return [tensor for _, tensor in tensors_in(model(*inputs.args, **inputs.kwargs))]
+def _adopt(module: nn.Module, graph: fx.GraphModule) -> None:
+    """Give a module what a graph reads and the module does not have so: a pass may have added or replaced it."""
+    names: dict[str, str] = {}
+    for node in graph.graph.nodes:
+        if node.op not in ("get_attr", "call_module"):
+            continue
+        target = str(node.target)
+        if target not in names:
+            value = _at(graph, target)
+            names[target] = target if _at(module, target) is value else _added(module, target, value)
+        node.target = names[target]
 
 
-def _same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
-    return len(one) == len(other) and all(
-        a.shape == b.shape and a.dtype == b.dtype and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
-        for a, b in zip(one, other, strict=True)
-    )
+def _added(module: nn.Module, target: str, value: Any) -> str:
+    name = f"fx_{target.replace('.', '_')}"
+    while hasattr(module, name):
+        name += "_"
+    if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter):
+        module.register_buffer(name, value, persistent=False)
+    else:
+        setattr(module, name, value)
+    return name
+
+
+def _at(root: nn.Module, target: str) -> Any:
+    value: Any = root
+    for part in target.split("."):
+        value = getattr(value, part, None)
+    return value

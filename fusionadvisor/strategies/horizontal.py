@@ -15,8 +15,8 @@ from fusionadvisor.report.model import Refusal, Source
 from fusionadvisor.strategies import batched, parts, source, sums
 from fusionadvisor.strategies.base import Plan, Site, Strategy, Subject
 from fusionadvisor.strategies.legality import code, observe
-from fusionadvisor.strategies.legality.module_calls import CAPTURED
 from fusionadvisor.strategies.legality.events import Kind
+from fusionadvisor.strategies.legality.module_calls import CAPTURED
 from fusionadvisor.strategies.modules import Sharing, blocker, replace, unfit
 from fusionadvisor.strategies.survey import Survey
 

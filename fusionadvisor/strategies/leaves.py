@@ -8,19 +8,19 @@ import ast
 import functools
 import importlib
 import inspect
-import operator
 import re
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 from torch import fx, nn
 from torch.utils._pytree import tree_leaves
 
 from fusionadvisor.strategies import source
-from fusionadvisor.workload.copies import duplicate
 
 FAILURES = (
     RuntimeError,
@@ -32,6 +32,9 @@ FAILURES = (
     AssertionError,
     NameError,
     NotImplementedError,
+    ArithmeticError,
+    ImportError,
+    StopIteration,
 )
 """What torch.fx raises on code it does not understand: its TraceError is a ValueError, and a module that is called and
 is not a child of the one captured is a NameError."""
@@ -43,125 +46,28 @@ class _Tracer(fx.Tracer):
     proxy_buffer_attributes = True
     record_stack_traces = True
 
-    def __init__(self, through: bool, lengths: Sequence[int]) -> None:
+    def __init__(self, through: bool) -> None:
         super().__init__()
-        self.through, self.lengths = through, iter(lengths)
-        self.known: dict[fx.Node, int] = {}
+        self.through = through
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return not (self.through and source.runs_in_order(m))
 
-    def proxy(self, node: fx.Node) -> fx.Proxy:
-        return _Sized(node, self)
 
-    def iter(self, obj: Any) -> Iterator[Any]:
-        return iter([obj[i] for i in range(self.length(obj.node))])
-
-    def length(self, node: fx.Node) -> int:
-        if node not in self.known:
-            length = next(self.lengths, None)
-            if length is None:
-                raise UnpackedError(node)
-            self.known[node] = length
-        return self.known[node]
-
-
-class _Sized(fx.Proxy):
-    """Says its length where it is known, as unpacking asks for it."""
-
-    def __getattr__(self, k: str) -> fx.proxy.Attribute:
-        return _SizedAttribute(self, k)
-
-    def __len__(self) -> int:
-        return self.tracer.length(self.node)  # type: ignore[attr-defined,no-any-return]
-
-
-class _SizedAttribute(fx.proxy.Attribute):
-    __len__ = _Sized.__len__
-
-
-class UnpackedError(TypeError):
-    """A forward unpacks something whose length is not known, or asks for it."""
-
-    def __init__(self, node: fx.Node) -> None:
-        super().__init__("it goes by the length of something that may be another for other sizes")
-        self.node = node
-
-
-def unpacked(
-    module: nn.Module, literals: Mapping[str, Any], given: Mapping[str, Any]
-) -> tuple[nn.Module, fx.Graph, list[int]]:
-    """Capture the forward of a copy of ``module`` that may unpack shapes, and slices of shapes.
-
-    Their lengths follow from how many dimensions the tensors have. Those of anything else may be others for other
-    sizes.
-
-    Args:
-        module: It stays as it is.
-        literals: See :func:`trace`.
-        given: The arguments of a call, by name.
-
-    Returns:
-        The copy, its graph, and the lengths for :func:`trace`.
-
-    Raises:
-        RuntimeError, TypeError, …: See :data:`FAILURES`.
-    """
-    lengths: list[int] = []
-    while True:
-        work = duplicate(module)
-        try:
-            return work, trace(work, literals, lengths=lengths), lengths
-        except UnpackedError as error:
-            try:
-                size = _value(error.node, work, given)
-            except FAILURES:
-                raise error from None
-            if not isinstance(size, torch.Size):
-                raise
-            lengths.append(len(size))
-
-
-def _value(wanted: fx.Node, module: nn.Module, given: Mapping[str, Any]) -> Any:
-    """What a node of a graph that is not finished is in a call with these arguments."""
-    known: dict[fx.Node, Any] = {}
-
-    def value(node: fx.Node) -> Any:
-        if node not in known:
-            args, kwargs = fx.node.map_arg((node.args, node.kwargs), value)
-            called: Any = node.target
-            if node.op == "placeholder":
-                known[node] = given[called]
-            elif node.op == "get_attr":
-                known[node] = operator.attrgetter(called)(module)
-            elif node.op == "call_method":
-                known[node] = getattr(args[0], called)(*args[1:], **kwargs)
-            else:
-                called = module.get_submodule(called) if node.op == "call_module" else called
-                known[node] = called(*args, **kwargs)
-        return known[node]
-
-    with torch.no_grad(), torch.random.fork_rng():
-        return value(wanted)
-
-
-def trace(
-    module: nn.Module, literals: Mapping[str, Any], *, through: bool = False, lengths: Sequence[int] = ()
-) -> fx.Graph:
-    """Capture the forward of ``module``.
+def trace(module: nn.Module, literals: Mapping[str, Any], *, through: bool = False) -> fx.Graph:
+    """Capture the forward of ``module``, whose source was read: it has no branch. See also ``captured``.
 
     Args:
         module: It gets an attribute for each tensor constant that its forward makes; pass a copy.
         literals: Its arguments that are no tensors, by name, held to these values.
         through: Calls of a Sequential become calls of the modules in it.
-        lengths: Of what it unpacks, in order; see :func:`unpacked`.
 
     Raises:
         RuntimeError, TypeError, …: See :data:`FAILURES`.
     """
     with warnings.catch_warnings(), _factories():
         warnings.simplefilter("ignore")
-        graph = _Tracer(through, lengths).trace(module, concrete_args=dict(literals) or None)
+        graph = _Tracer(through).trace(module, concrete_args=dict(literals) or None)
     names = inspect.signature(module.forward).parameters
     given = (node for node in graph.nodes if node.op == "placeholder")
     for node, name in zip(given, names, strict=False):
@@ -187,39 +93,106 @@ def function(graph: fx.Graph) -> Callable[..., Any]:
     return made
 
 
+class AnotherPathError(RuntimeError):
+    """A call that the captured path is not the one of."""
+
+
+class Captured(Protocol):
+    """What a forward was captured from: see :class:`fusionadvisor.strategies.captured.Captured`."""
+
+    def unlike(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        """Say why a call does not go the captured way; empty where it does."""
+
+    def tensors(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sequence[Any]:
+        """What the graph takes of a call."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """What became of the calls: ``captured`` counts those that ran the graph, ``own`` the others by the reason."""
+
+    captured: int = 0
+    own: Counter[str] = field(default_factory=Counter)
+
+
 class Rewritten:
-    """A module's forward, written anew from its graph."""
+    """A module's forward, written anew from its graph.
 
-    def __init__(self, module: nn.Module, graph: fx.Graph) -> None:
-        self.module, self.graph = module, graph
+    Args:
+        module: The module.
+        graph: Its forward, rewritten.
+        captured: What must hold for the graph to be right; where it does not, the module's own code runs. None where
+            the graph is right for every call and takes the arguments as they are.
+    """
+
+    def __init__(self, module: nn.Module, graph: fx.Graph, captured: Captured | None = None) -> None:
+        self.module, self.graph, self.captured = module, graph, captured
+        self.counts = Counts()
         self.lines = lines(graph)
-        self._run = function(graph)
+        self._prepare()
+
+    def _prepare(self) -> None:
+        self._run = function(self.graph)
+        self.__signature__ = inspect.signature(type(self.module).forward.__get__(self.module))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("_run", "__signature__")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._prepare()
 
     @property
-    def __code__(self) -> Any:  # torch.export asks for it, and for the signature
-        return self._own.__code__
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self._own.__get__(self.module))
-
-    @property
-    def _own(self) -> Any:
+    def __wrapped__(self) -> Any:
+        """The module's own forward, for what asks a function for its source or signature."""
         return type(self.module).forward
+
+    @property
+    def __code__(self) -> Any:
+        return inspect.unwrap(self.__wrapped__).__code__
+
+    @property
+    def __globals__(self) -> Any:
+        return inspect.unwrap(self.__wrapped__).__globals__
 
     def again(self, graph: fx.Graph) -> "Rewritten":
         """The same with this graph, which was made from its own."""
-        return Rewritten(self.module, graph)
+        return Rewritten(self.module, graph, self.captured)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run it on the module as it is now."""
-        return self._run(self.module, *args, **kwargs)
+        """Run it on the module as it is now, or the module's own code where the graph is not the way it would take."""
+        if self.captured is None:
+            return self._run(self.module, *args, **kwargs)
+        if any(isinstance(value, fx.Proxy) for value in (*args, *kwargs.values())):
+            return self._own(args, kwargs)  # captured by somebody else
+        reason = self.captured.unlike(self.module, args, kwargs)
+        if not reason:
+            try:
+                result = self._run(self.module, *self.captured.tensors(args, kwargs))
+            except AnotherPathError as error:
+                reason = str(error)
+            else:
+                self._count("")
+                return result
+        self._count(reason)
+        return self._own(args, kwargs)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_run"}  # code that no file holds
+    def _own(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        return type(self.module).forward(self.module, *args, **kwargs)
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _run=function(state["graph"]))
+    def _count(self, reason: str) -> None:
+        if torch.compiler.is_compiling():
+            return
+        if reason:
+            self.counts.own[reason] += 1
+        else:
+            self.counts.captured += 1
+
+
+def counts(model: nn.Module) -> dict[str, Counts]:
+    """How often each rewritten forward ran its graph, and the module's own code and why, by module path."""
+    held = {path: rewritten(module) for path, module in model.named_modules()}
+    return {path: forward.counts for path, forward in held.items() if forward is not None}
 
 
 def rewritten(module: nn.Module) -> Rewritten | None:

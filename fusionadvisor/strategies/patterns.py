@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
+from fusionadvisor.strategies.nodes import mutates
+
 _NAMES = {
     "truediv": "div", "true_divide": "div", "divide": "div", "multiply": "mul", "subtract": "sub", "Sigmoid": "sigmoid",
     "Tanh": "tanh",
@@ -61,21 +63,30 @@ def kind(node: Any, module: torch.nn.Module) -> str:
 class Finder:
     """Looks for formulas in one captured module."""
 
-    module: fx.GraphModule
+    module: torch.nn.Module
+    graph: fx.Graph
 
     def matches(self) -> Iterator[Match | NearMiss]:
         """Every formula whose inner values nobody else reads, outermost first."""
-        for node in reversed(self.module.graph.nodes):
+        for node in reversed(self.graph.nodes):
             for look in (self._silu, self._gelu, self._affine_norm, self._plain_norm):
                 found = look(node)
                 if isinstance(found, Match) and not self._private(found):
                     found = NearMiss(found.name, node, "a value inside it is also read elsewhere")
+                if isinstance(found, Match) and self._written(found):
+                    found = NearMiss(found.name, node, "something is written in place while it is computed")
                 if found is not None:
                     yield found
                     break
 
     def _private(self, match: Match) -> bool:
         return all(set(node.users) <= match.inner | {match.root} for node in match.inner)
+
+    def _written(self, match: Match) -> bool:
+        """Whether something is written in place between the first value of a formula and its last."""
+        order = list(self.graph.nodes)
+        first = min(order.index(node) for node in (match.root, *match.inner))
+        return any(mutates(node, self.module) for node in order[first : order.index(match.root)])
 
     def _is(self, node: Any, *names: str) -> bool:
         return kind(node, self.module) in names

@@ -57,8 +57,8 @@ class Products(nn.Module):
         return torch.stack([layer(x[:, i]).sin() for i, layer in enumerate(self.layers)], dim=1)
 
 
-class Exports(nn.Module):
-    """What torch.fx cannot capture, and torch.export can."""
+class BySize(nn.Module):
+    """A path that sizes decide."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ CASES: dict[str, tuple[str, type[nn.Module], tuple[int, ...], dict[str, str]]] =
     "channels_last": ("channels_last", Conv, (4, 9, 9), {}),
     "torchscript": ("torchscript", Conv, (4, 9, 9), {"torch.save": "", "half": "", "bfloat16": "", "train": ""}),
     "fx": ("fx", Heads, (6, 8), {}),
-    "fx, exported": ("fx", Exports, (6, 8), {"torch.save": "Can't pickle"}),
+    "fx, a path by size": ("fx", BySize, (6, 8), {}),
     "sdpa": ("sdpa", Heads, (6, 8), {}),
     "horizontal, side by side": ("horizontal", Heads, (6, 8), {}),
     "horizontal, summed": ("horizontal", Sums, (6, 8), {"train": SUMMED}),

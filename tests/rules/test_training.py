@@ -65,6 +65,21 @@ def test_found_in_the_forward_pass_of_a_training_step(kind: str, rule: str, said
     assert rule not in {p.rule for p in advice.passed}
 
 
+@pytest.mark.parametrize(
+    ("kind", "rule", "remedies"),
+    [
+        ("quick", "FA106", ("compile",)),
+        ("erf", "FA106", ("fx", "compile")),
+        ("gate", "FA106", ("compile",)),
+        ("group", "FA105", ("compile",)),
+    ],
+)
+def test_fx_is_named_for_formulas_that_it_knows_alone(kind: str, rule: str, remedies: tuple[str, ...]) -> None:
+    found = [f for f in engine.run(live.of(Classifier(kind).eval(), torch.randn(4, 8))).findings if f.rule == rule]
+    assert [f.remedies for f in found] == [remedies]
+    assert "by hand" not in found[0].title
+
+
 @pytest.mark.parametrize("mode", ["rms", "layer"])
 @pytest.mark.parametrize("residual", [False, True])
 def test_a_norm_by_hand_is_found_whole(mode: str, residual: bool) -> None:

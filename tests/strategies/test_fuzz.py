@@ -4,10 +4,11 @@ import pytest
 
 from fusionadvisor.strategies.base import Strategy
 from fusionadvisor.strategies.fuse_modules import FuseModules
+from fusionadvisor.strategies.fx import FxPasses
 from fusionadvisor.strategies.horizontal import Horizontal
 from fusionadvisor.strategies.inplace import InPlace
 from fusionadvisor.strategies.sdpa import Sdpa
-from tests.strategies import fuzz_branches, fuzz_merging
+from tests.strategies import fuzz_branches, fuzz_captured, fuzz_merging
 from tests.strategies.fuzz import Build, check
 
 
@@ -50,3 +51,14 @@ def test_no_rewrite_changes_a_path_that_was_not_recorded() -> None:
         tally.update(one)
     assert tally["together sites"] >= 10
     assert tally["together refusals"] >= 30
+
+
+@pytest.mark.parametrize(("kind", "least"), [(FxPasses, 8), (Sdpa, 8)])
+def test_no_captured_forward_is_wrong_on_another_path(kind: type[Strategy], least: int) -> None:
+    tally: Counter[str] = Counter()
+    for seed in range(10_000, 10_020):
+        changed, refused, wrong = fuzz_captured.check(kind(), seed)
+        assert not wrong, wrong
+        tally.update(changed=changed, refused=refused)
+    assert tally["changed"] >= least
+    assert tally["refused"] >= 3

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fusionadvisor.flow.record import record
 from fusionadvisor.recipe import Step, perform
 from fusionadvisor.report.codec import from_dict, to_dict
+from fusionadvisor.strategies import leaves
 from fusionadvisor.strategies.attend import attend, written_out
 from fusionadvisor.strategies.base import Subject
 from fusionadvisor.strategies.horizontal import Horizontal
@@ -144,7 +145,16 @@ def ops(model: nn.Module, x: Tensor) -> list[str]:
         return [op.name for op in record(lambda: model(x), model).ops]
 
 
-VARIANTS = (Attention, Causal, Boolean, Kept, Additive, Unscaled, Dropping, Grouped, Expanded, Unpacked)
+class DeadRows(Attention):
+    """The first row sees nothing: with a finite fill a softmax gives every key the same weight."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Any:
+        n = q.shape[2]
+        hidden = torch.ones(n, n, dtype=torch.bool).triu(0)
+        return torch.softmax((q @ k.transpose(-2, -1) / 2).masked_fill(hidden, -1e9), dim=-1) @ v
+
+
+VARIANTS = (DeadRows, Attention, Causal, Boolean, Kept, Additive, Unscaled, Dropping, Grouped, Expanded, Unpacked)
 
 
 def test_a_softmax_without_attention_around_it_is_named() -> None:
@@ -159,11 +169,15 @@ def test_a_softmax_without_attention_around_it_is_named() -> None:
     )
 
 
-def test_what_is_unpacked_in_another_number_for_other_sizes_is_not_captured() -> None:
-    assert (
-        "inner cannot be captured: it goes by the length of something that may be another for other sizes"
-        in reasons(Sdpa().plan(given(Halves)))
-    )
+def test_what_is_unpacked_in_another_number_for_other_sizes_runs_the_modules_own_code() -> None:
+    found = given(Halves)
+    candidate, plan = applied(Sdpa(), found)
+    assert plan.sites, reasons(plan)
+    for length, own in ((6, 0), (7, 1), (8, 2)):
+        x = torch.randn(2, length, WIDTH)
+        with torch.no_grad():
+            torch.testing.assert_close(candidate(x), found.model(x))
+        assert leaves.counts(candidate)["inner"].own.total() == own
 
 
 def test_tensors_of_another_rank_run_the_modules_own_code() -> None:
@@ -233,13 +247,6 @@ class AlwaysDropping(Attention):
         return F.dropout(torch.softmax(q @ k.transpose(-2, -1) / 2, dim=-1), 0.2) @ v
 
 
-class DeadRows(Attention):
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Any:
-        n = q.shape[2]
-        hidden = torch.ones(n, n, dtype=torch.bool).triu(0)
-        return torch.softmax((q @ k.transpose(-2, -1) / 2).masked_fill(hidden, -1e9), dim=-1) @ v
-
-
 class SoftMask(Attention):
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Any:
         hidden = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).triu(1)
@@ -291,7 +298,7 @@ class InPlace(Attention):
     [
         (Returned, "returned or kept"), (Averaged, "weights are also read elsewhere"),
         (OverQueries, "softmax is over dimension -2"), (AlwaysDropping, "applied in evaluation too"),
-        (DeadRows, "leaves nothing to attend to"), (SoftMask, "fills with -10"), (MaskScaled, "scale"),
+        (SoftMask, "fills with -10"), (MaskScaled, "scale"),
         (Branching, "cannot be captured"), (Remembering, "kept"), (InPlace, "writes in place"),
     ],
 )  # fmt: skip
@@ -325,7 +332,8 @@ def test_back_in_training_the_modules_own_code_runs() -> None:
     torch.manual_seed(3)
     assert torch.equal(candidate(x), want)
     candidate.eval()
-    candidate.scale = 1.0  # type: ignore[assignment]
+    assert "aten::_softmax" not in ops(candidate, x)
+    candidate.drop.train()  # type: ignore[union-attr]
     assert "aten::_softmax" in ops(candidate, x)
 
 

@@ -22,7 +22,6 @@ from fusionadvisor.strategies.legality.values import (
     join,
 )
 
-
 CAPTURED = "<captured forward>"
 """The file of functions that a strategy captured."""
 
@@ -105,6 +104,9 @@ class ModuleCalls(Functions):
             definition = next(n for n in ast.parse(text.src).body if isinstance(n, ast.FunctionDef))
             function = Function(definition, f"{type(module).__name__}.forward", CAPTURED, text.globals, {})
             self.nested[id(graph), 0] = function
+        if getattr(held, "captured", None) is not None:  # it takes the tensors among the arguments, wherever they are
+            tensors = join(*(part for value in arguments for part in self._parts(value))) or UNKNOWN
+            arguments = Arguments((tensors,) * len(graph.find_nodes(op="placeholder")))
         return self._run(function, arguments.first(frozenset({Live(module)})), node)
 
     def _run_in_order(self, module: nn.Module, arguments: Arguments, node: ast.AST) -> Value:
