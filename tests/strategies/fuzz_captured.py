@@ -1,3 +1,4 @@
+# mypy: disable-error-code="dict-item,redundant-expr,assignment"
 """Random modules that go another way by size, flag, mode, dtype or what a helper holds, each tried on every path.
 
 Run ``python -m tests.strategies.fuzz_captured 3000 fx`` (or ``sdpa``) for a long search; the tests run a short one.

@@ -1,3 +1,4 @@
+# mypy: disable-error-code="dict-item,redundant-expr,assignment"
 """A captured forward is right on every path, whatever is changed around it: what it took for constant is compared."""
 
 import copy

@@ -12,6 +12,7 @@ from fusionadvisor.strategies.legality.conditions import reads
 from fusionadvisor.strategies.legality.events import Kind
 from fusionadvisor.strategies.legality.expressions import LARGE, UNROLLED, Expressions
 from fusionadvisor.strategies.legality.frame import Names, merge
+from fusionadvisor.strategies.legality.standin import stand_in
 from fusionadvisor.strategies.legality.values import (
     NONE,
     NOTHING,
