@@ -500,7 +500,7 @@ def test_it_is_pickled_and_saved_as_the_model_is(kind: type[Gated]) -> None:
         assert leaves.counts(again)[""].own.total() == 0
         again.gain = 5.0
         other = copy.deepcopy(model)
-        other.gain = 5.0  # type: ignore[assignment]
+        other.gain = 5.0
         agrees(other, again)
 
 
