@@ -28,7 +28,8 @@ _KERNELS: Final = (
               r"rmsnorm_quant|silu_and_mul|gelu_and_mul|swiglu_quant"),
     # what libraries named after something else do
     ("index", r"reshape_and_cache|kv_?cache|kv_indices|bounds_check_indices"),
-    ("elementwise", r"rotary|[_:]rope|masked_fill|with_index<|arange"),
+    ("elementwise", r"rotary|[_:]rope|masked_fill|masked_scale|with_index<|arange"),
+    ("reduction", r"\breduce_kernel<.*WelfordOps"),  # var, std
     ("embedding", r"split_embedding|dense_embedding|permute_pooled_embs"),
     ("norm", r"flashinfer.*norm|groupnorm"),
     # attention before GEMM: its names carry tile shapes and cutlass too
