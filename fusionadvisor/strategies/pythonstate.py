@@ -1,4 +1,4 @@
-"""Python state that a model's forward may change, and who reads it: a captured graph holds it as it was."""
+"""Python state that a model's forward may change, and what it reads: a captured graph holds it as it was."""
 
 import ast
 import copy
@@ -14,45 +14,20 @@ from torch import nn
 from fusionadvisor.strategies import source
 
 
-@dataclass(frozen=True)
-class PythonState:
-    """What of a model's attributes its forward may set.
-
-    Args:
-        stored: Attributes by name, each with where it is set.
-        unreadable: Why that cannot be told; empty where it can.
-    """
-
-    stored: dict[str, str]
-    unreadable: str = ""
-
-    @classmethod
-    def of(cls, model: nn.Module) -> "PythonState":
-        """Read a model's code."""
-        code = source.read(model)
-        stored: dict[str, str] = {}
-        for function in code.functions:
-            for node in ast.walk(function.node):
-                for name in (*_set_by(node), *_changed_by(function, node)):
-                    stored.setdefault(name, source.where(function, node))
-        name = code.unreadable[0] if code.unreadable else ""
-        why = f"The source of {name} cannot be read, so Python state it may change cannot be ruled out." if name else ""
-        return cls(stored, why)
-
-    def changed(self, part: nn.Module) -> str:
-        """Say where a part of the model changes state, or reads what is changed elsewhere; empty where it does not."""
-        if self.unreadable:
-            return self.unreadable
-        for place in PythonState.of(part).stored.values():
-            return f"{place} changes Python state, which a graph would not do again."
-        for function in source.read(part).functions:
-            for place in _unfollowed(function):
-                return f"{place}: a graph would hold what it gave once."
-            for node in ast.walk(function.node):
-                if isinstance(node, ast.Attribute) and (where := self.stored.get(node.attr, self.stored.get(_ANY))):
-                    reader = source.where(function, node)
-                    return f"{where} changes {node.attr}, which {reader} reads: a graph would hold it as it was."
-        return ""
+def changing(model: nn.Module) -> str:
+    """Say where a model's code changes Python state, or reads what changes by itself; empty where it does neither."""
+    code = source.read(model)
+    if code.unreadable:
+        name = code.unreadable[0]
+        return f"The source of {name} cannot be read, so Python state it may change cannot be ruled out."
+    for function in code.functions:
+        for node in ast.walk(function.node):
+            if _sets(node) or _changes(function, node):
+                return f"{source.where(function, node)} changes Python state, which a graph would not do again."
+    for function in code.functions:
+        for place in _unfollowed(function):
+            return f"{place}: a graph would hold what it gave once."
+    return ""
 
 
 @dataclass(frozen=True)
@@ -185,32 +160,26 @@ def _unfollowed(function: source.Function) -> Iterator[str]:
             yield f"{source.where(function, node)} calls {ast.unparse(node.func)}"  # type: ignore[attr-defined]
 
 
-_ANY = "*"
 _MUTATORS = frozenset(
     {"append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem", "popleft", "remove", "reverse",
      "setdefault", "sort", "update"}
 )  # fmt: skip
 """Methods of Python's containers that change them."""
-_SETTERS = {"register_buffer": 0, "register_parameter": 0, "add_module": 0, "register_module": 0, "setattr": 1}
-"""Functions that set an attribute, and which argument names it."""
+_SETTERS = frozenset({"register_buffer", "register_parameter", "add_module", "register_module", "setattr"})
+"""Functions that set an attribute."""
 
 
-def _set_by(node: ast.AST) -> Iterator[str]:
-    """Names of the attributes that a node of code sets; :data:`_ANY` where it does not say which."""
-    if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del):
-        yield node.attr
-    elif isinstance(node, ast.Global | ast.Nonlocal):
-        yield from node.names
-    elif isinstance(node, ast.Call):
-        called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        position = _SETTERS.get(called)
-        if position is not None:
-            given = node.args[position] if len(node.args) > position else None
-            yield str(given.value) if isinstance(given, ast.Constant) else _ANY
+def _sets(node: ast.AST) -> bool:
+    """Whether a node of code sets an attribute or another function's variable."""
+    if isinstance(node, ast.Attribute):
+        return isinstance(node.ctx, ast.Store | ast.Del)
+    if isinstance(node, ast.Call):
+        return (node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")) in _SETTERS
+    return isinstance(node, ast.Global | ast.Nonlocal)
 
 
-def _changed_by(function: source.Function, node: ast.AST) -> Iterator[str]:
-    """Names of attributes and globals whose content a node of code changes: an element set, a list appended to."""
+def _changes(function: source.Function, node: ast.AST) -> bool:
+    """Whether a node changes what an attribute or a global holds: an element set, a list appended to."""
     if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del):
         base: ast.AST = node.value
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _MUTATORS:
@@ -218,13 +187,12 @@ def _changed_by(function: source.Function, node: ast.AST) -> Iterator[str]:
     elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "next" and node.args:
         base = node.args[0]
     else:
-        return
+        return False
     while isinstance(base, ast.Subscript):
         base = base.value
     if isinstance(base, ast.Attribute):
-        yield base.attr
-    elif isinstance(base, ast.Name) and base.id in function.namespace and base.id not in _bound(function):
-        yield base.id
+        return True
+    return isinstance(base, ast.Name) and base.id in function.namespace and base.id not in _bound(function)
 
 
 def _bound(function: source.Function) -> set[str]:

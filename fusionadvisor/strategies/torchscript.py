@@ -18,7 +18,7 @@ from fusionadvisor.flow.graph import FlowGraph, Op
 from fusionadvisor.report.model import Refusal, Source
 from fusionadvisor.strategies.base import Call, Plan, Site, Strategy, Subject
 from fusionadvisor.strategies.modules import blocker, hooked
-from fusionadvisor.strategies.pythonstate import Constants, PythonState
+from fusionadvisor.strategies.pythonstate import Constants, changing
 from fusionadvisor.workload.copies import duplicate
 from fusionadvisor.workload.usercode import one_line
 
@@ -63,7 +63,7 @@ class TorchScript(Strategy):
             return Plan(blocker="A frozen TorchScript module cannot train, and the model is in training mode.")
         if reason := blocker(subject.model) or hooked(subject.model):
             return Plan(blocker=reason)
-        if reason := PythonState.of(subject.model).changed(subject.model):
+        if reason := changing(subject.model):
             return Plan(blocker=reason)
         notes = ("TorchScript is deprecated upstream.",)
         scripted = _try_script(subject.model)

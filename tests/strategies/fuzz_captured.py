@@ -259,7 +259,7 @@ def check(strategy: Strategy, seed: int) -> tuple[int, int, str]:
             try:
                 with mode():
                     runs = each if dtype == torch.float64 else copy.deepcopy(each).to(dtype)
-                    kwargs = {"mask": mask.to(dtype)} if mask is not None else {}
+                    kwargs: dict[str, Any] = {"mask": mask.to(dtype)} if mask is not None else {}
                     kwargs |= {"more": more} if more is not None else {}
                     results.append(leaves(runs(x.to(dtype), **kwargs)))
             except (RuntimeError, ValueError, TypeError, IndexError, KeyError) as error:

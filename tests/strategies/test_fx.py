@@ -1,5 +1,6 @@
 import copy
 import math
+import pickle
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -313,6 +314,13 @@ def twice_is_add(module):
             node.target = torch.nn.functional.relu6
 def nothing(module):
     return module
+def scales(module):
+    module.gain = torch.nn.Linear(4, 4)
+    module.register_buffer("shift", torch.ones(4))
+    graph, output = module.graph, module.graph.output_node()
+    with graph.inserting_before(output):
+        scaled = graph.call_module("gain", (output.args[0],))
+        output.args = (graph.call_function(torch.add, (scaled, graph.get_attr("shift"))),)
 """
 
 
@@ -334,6 +342,35 @@ def test_a_users_own_pass(tmp_path: Path) -> None:
         FxPasses(passes=f"{path}:missing").plan(given)
     with pytest.raises(InputError, match="There is no pass"):
         FxPasses(passes="nowhere.py:f").plan(given)
+
+
+class Named(Relu):
+    """It has another attribute of the name that a pass uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Identity()
+
+
+@pytest.mark.parametrize("kind", [Relu, Named])
+def test_the_module_gets_what_a_pass_adds(tmp_path: Path, kind: type[nn.Module]) -> None:
+    path = tmp_path / "my_passes.py"
+    path.write_text(PASSES)
+    own = FxPasses(passes=f"{path}:scales")
+    given = subject(kind().eval(), (4,))
+    candidate: Any = own.rewrite(kind().eval(), own.plan(given), given)
+    for model in (candidate, copy.deepcopy(candidate), pickle.loads(pickle.dumps(candidate))):
+        model.double()
+        added = next(module for module in model.modules() if isinstance(module, nn.Linear))
+        x = torch.randn(2, 4, dtype=torch.float64)
+        torch.testing.assert_close(model(x), added(x.relu()) + 1)
+
+
+def test_formulas_are_replaced_before_a_users_own_pass(tmp_path: Path) -> None:
+    path = tmp_path / "my_passes.py"
+    path.write_text(PASSES)
+    _, plan = applied(FxPasses(passes=f"{path}:nothing"), subject(Does(silu).eval(), (3, 8)))
+    assert [site.name for site in plan.sites] == ["the model: silu", "the model: my_passes.py:nothing"]
 
 
 def test_a_recipe_finds_its_sites_again_or_says_so() -> None:
