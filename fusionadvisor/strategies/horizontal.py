@@ -199,12 +199,14 @@ class _Survey(Survey):
         layer = self.model.get_submodule(path)
         verdict = self.paths.only_called(layer, path)
         own = self._own_forward(path) if captured else None
-        if not verdict.reason:
-            verdict = self.paths.asks_for(layer, parts.Part, frozenset(), path)
-        if verdict.reason or verdict.flags:
-            function = verdict.event.function if verdict.event is not None else None
+        asked = self.paths.asks_for(layer, parts.Part, frozenset(), path)
+        if asked.flags:
+            return f"the code asks for the class of {path} once a flag is set"
+        if reason := verdict.reason or asked.reason:
+            event = verdict.event or asked.event
+            function = event.function if event is not None else None
             if function is None or function.node is not own:
-                return verdict.reason or f"the code asks for the class of {path} once a flag is set"
+                return reason
         for call in self.paths.log.calls[id(layer)]:
             if len(call.inputs) != 1:
                 return f"{call.place} does more with {path} than to call it"

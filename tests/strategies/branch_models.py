@@ -50,8 +50,6 @@ class Writer:
         """Statements that hand a value on to another name."""
         return [line.format(a=a, b=b) for line in self.draw.choice(HOLDS)] if self.chance(0.35) else [f"{b} = {a}"]
 
-    # what happens on a path: statements that make y of x
-
     def whole(self, c: str, n: str, r: str) -> list[str]:
         lines = [f"y = {self.use(c, 'x')}", *self.hold("y", "w")]
         return [*lines, f"y = {self.use(n, 'w')}", *([f"y = {self.use(r, 'y')}"] if self.chance(0.3) else [])]
@@ -74,8 +72,6 @@ class Writer:
         if k == 6:
             return [f"y = {self.use(c, 'x')}", *self.hold("y", "w"), f"y = {self.use(r, 'w')}"]
         return [f"y = {self.use(c, 'x')}"]
-
-    # forms of control: statements that make y of x by one of two paths
 
     def two_ways(self, indent: str, depth: int) -> list[str]:
         c, n, r = self.pair()
@@ -331,8 +327,6 @@ class Writer:
             )
         ]
 
-    # further public methods
-
     def entry(self) -> None:
         name = f"also{next(self.numbers)}"
         c, n, r = self.draw.choice(self.pairs)
@@ -360,8 +354,6 @@ class Writer:
             body = [f"return self.{name}_of(self, x)"]
         self.methods.append(f"def {name}(self, x):\n" + "\n".join(f"    {line}" for line in body))
         self.public.append(name)
-
-    # the whole
 
     def source(self) -> str:
         lines: list[str] = []

@@ -103,20 +103,25 @@ class Code:
     def only_called(self, module: nn.Module, path: str) -> Verdict:
         """Whether a module is only called: its weights are read by nobody but itself, and it is changed by nobody.
 
-        Nor may it be once a flag is set: a guard minds calls alone.
+        Nor may it be once a flag is set: a guard minds calls alone. Only what happens in training is left to the guard.
         """
         if self.unknown:
             return Verdict(self.unknown)
         if not self.log.calls[id(module)]:
             return Verdict(f"no call of {path} is seen in the code")
-        for event in self.log.escapes[id(module)]:
-            return Verdict(self.given_away(event, path), event)
-        for event in self._reads(module):
-            return Verdict(f"{event.place} reads a weight of {path} ({event.name})", event)
-        for event in self.log.writes[id(module)]:
-            if event.entry in self._computing:
-                return Verdict(f"{event.place} changes {path} ({event.name})", event)
-        return Verdict()
+        problems = [(event, self.given_away(event, path)) for event in self.log.escapes[id(module)]]
+        problems += [(e, f"{e.place} reads a weight of {path} ({e.name})") for e in self._reads(module)]
+        problems += [
+            (e, f"{e.place} changes {path} ({e.name})")
+            for e in self.log.writes[id(module)]
+            if e.entry in self._computing
+        ]
+        flags: set[Flag] = set()
+        for event, reason in problems:
+            if not event.flags or any(flag.name != "training" for flag in event.flags):
+                return Verdict(reason, event)
+            flags |= event.flags
+        return Verdict(flags=frozenset(flags))
 
     def _reads(self, module: nn.Module) -> Iterator[Event]:
         """Events in which the values of a module's weights matter to something that it does not do itself.
@@ -175,6 +180,7 @@ class Code:
             verdict = self.only_called(module, name)
             if verdict.reason:
                 return verdict
+            answer.flags |= verdict.flags
         for call in self.log.calls[id(first)]:
             if len(call.modules) > 1 or _several(call):
                 answer.against(call, f"{call.place} gives {names[0]} more than its input")
