@@ -90,13 +90,16 @@ class Recorder:
     def watching(self) -> Iterator[None]:
         """Watch everything that runs on this thread."""
         rng = torch.get_rng_state(), random.getstate()
-        before = sys.gettrace()
+        before, collecting = sys.gettrace(), gc.isenabled()
+        gc.disable()  # callbacks and finalizers of a collection are no part of the forward
         self._watch(nn.Module)
         sys.settrace(self._tracing)
         try:
             yield
         finally:
             sys.settrace(before)
+            if collecting:
+                gc.enable()
             for kind, had in self._patched.items():
                 for name, original in had.items():
                     if original is not None:
