@@ -136,7 +136,7 @@ def test_what_torchs_compiler_fails_at_later_is_a_refusal_in_its_words(
     """The first call compiles; verification asks for another batch size, and that one may fail."""
     from torch._dynamo.exc import Unsupported
 
-    def fails(*_: object) -> None:
+    def fails(*_: object, **__: object) -> None:
         raise Unsupported("no lowering for aten::mystery")
 
     workload = resolve(tiny)
