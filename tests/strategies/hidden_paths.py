@@ -196,6 +196,41 @@ class EncodesCopy(Pair):
         return F.conv2d(x, weight, padding=1)
 
 
+class EncodesNorm(Pair):
+    methods = ("encode",)
+
+    def encode(self, x: Tensor) -> Any:
+        return x / self.conv.weight.norm()
+
+
+class EncodesMask(Pair):
+    methods = ("encode",)
+
+    def encode(self, x: Tensor) -> Any:
+        kept = self.conv.weight > 0
+        return x * kept.float().mean()
+
+
+class EncodesFilled(Pair):
+    methods = ("encode",)
+
+    def encode(self, x: Tensor) -> Any:
+        weight = torch.empty(8, 3, 3, 3)
+        weight.copy_(self.conv.weight)
+        return F.conv2d(x, weight, padding=1)
+
+
+class EncodesThrough(Pair):
+    methods = ("encode",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.squash = nn.Tanh()
+
+    def encode(self, x: Tensor) -> Any:
+        return F.conv2d(x, self.squash(self.conv.weight), padding=1)
+
+
 class Shows(Pair):
     """Methods that compute no output do no harm."""
 
@@ -242,6 +277,7 @@ class Checkpointed(Pair):
 
 WRONG_IF_FOLDED = (
     FunctionOfAModule, ImportedInside, Decorated, Processed, Dispatched, OfPartial, OfLambda, InAList, ByName,
-    ByUnknownName, Getter, OfSuper, Static, Generator, Caught, Features, Encodes, EncodesCopy, Checkpointed,
+    ByUnknownName, Getter, OfSuper, Static, Generator, Caught, Features, Encodes, EncodesCopy, EncodesNorm,
+    EncodesMask, EncodesFilled, EncodesThrough, Checkpointed,
 )  # fmt: skip
 FOLDED = (Shows, Flagged, Named)

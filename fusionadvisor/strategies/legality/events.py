@@ -104,6 +104,8 @@ class Log:
     events: list[Event] = field(default_factory=list)
     calls: dict[int, list[Event]] = field(default_factory=lambda: defaultdict(list))
     """Calls of a module, by ``id``."""
+    occurrences: dict[Event, list[Event]] = field(default_factory=lambda: defaultdict(list))
+    """Every time that the expression of an event ran in its context, by the event its result is known by."""
     uses: dict[Event, list[Event]] = field(default_factory=lambda: defaultdict(list))
     """What uses the result of an event."""
     weights: dict[int, list[Event]] = field(default_factory=lambda: defaultdict(list))
@@ -112,13 +114,13 @@ class Log:
     """Where a module is asked for its class, by ``id``."""
     escapes: dict[int, list[Event]] = field(default_factory=lambda: defaultdict(list))
     """Where a module is given to code that cannot be followed, by ``id``."""
-
     writes: dict[int, list[Event]] = field(default_factory=lambda: defaultdict(list))
     """Where a module's mode, weights or submodules are changed, by ``id``."""
 
     def add(self, event: Event, reach: Reach) -> None:
         """Note an event under everything that its values hold."""
         self.events.append(event)
+        self.occurrences[event.origin or event].append(event)
         for module in event.modules:
             (self.asked if event.kind is Kind.ASKED else self.calls)[id(module)].append(event)
         for result in reach.results:

@@ -126,7 +126,7 @@ class Code:
     def _reads(self, module: nn.Module) -> Iterator[Event]:
         """Events in which the values of a module's weights matter to something that it does not do itself.
 
-        A method that computes no output may count, show, store, hand out and overwrite weights.
+        A public method beside forward may show, store, hand out and overwrite weights.
         """
         todo = list(self.log.weights[id(module)])
         seen: set[Event] = set()
@@ -138,9 +138,11 @@ class Code:
             if event.kind in (Kind.METADATA, Kind.NAMED):
                 continue
             if not event.entry.forward:
-                if event.kind is not Kind.OPERATION or event.name in _SHOWN:
+                if event.kind in (Kind.KEEP, Kind.RETURN, Kind.LOST) or _overwrites_weights(event):
                     continue
-                if event.name in _SAME:
+                if event.kind is Kind.OPERATION and event.name in _SHOWN:
+                    continue
+                if event.kind is Kind.OPERATION and event.name in _SAME:
                     todo += self.log.uses[event.result.event]
                     continue
             yield event
@@ -241,14 +243,10 @@ class Code:
             passing = event.kind is Kind.CALL and len(event.modules) == 1 and passes(event.modules[0])
             if not (passing or (views and event.kind is Kind.OPERATION and bool(_view(event)))):
                 return False
-            given = [a for occurrence in self._occurrences(event) for a in (occurrence.inputs or ((),))[0]]
+            given = [a for again in self.log.occurrences[event] or [event] for a in (again.inputs or ((),))[0]]
             todo += [a for a in given if a not in seen]
             seen.update(given)
         return True
-
-    def _occurrences(self, event: Event) -> list[Event]:
-        """Every time that the same expression ran in the same context."""
-        return [other for other in self.log.events if (other.origin or other) is event] or [event]
 
     def views_of(self, module: nn.Module) -> Iterator[Event]:
         """Everything that is done to what a module returns, and to views of that."""
@@ -294,10 +292,15 @@ def _view(event: Event) -> str:
     return "axes" if numbers in _AXES.get(event.name, ()) else ""
 
 
-_SHOWN = frozenset({"compare", "print", "format", "save", "data_ptr", "copy", "grad", "norm", "is_contiguous"})
-"""Operations on weights that count or show something."""
+def _overwrites_weights(event: Event) -> bool:
+    """Whether an event writes into weights alone, whatever it writes: loading and initialising do."""
+    return event.kind is Kind.WRITE and all(isinstance(atom, Weight) for atom in event.inputs[0])
+
+
+_SHOWN = frozenset({"print", "format", "save", "data_ptr", "grad", "is_contiguous"})
+"""Operations on weights that show something, or tell nothing of their values."""
 _SAME = frozenset(
-    {"data", "clone", "detach", "cpu", "to", "float", "getitem", "unpack", "view", "reshape", "numpy", "T"}
+    {"data", "clone", "detach", "cpu", "to", "float", "getitem", "unpack", "view", "reshape", "numpy", "T", "copy"}
 )
 """Operations whose result is the weight again: what is done with it counts."""
 
