@@ -13,14 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from fusionadvisor.strategies import leaves
+
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _ADDS = (operator.add, torch.add, operator.sub, torch.sub)
 _MULTIPLIES = (operator.mul, torch.mul)
 _DIVIDES = (operator.truediv, torch.div, torch.true_divide)
 _METHODS = {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv}
-_CHECKS = ("_assert", "_assert_is_none")
-FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, KeyError, IndexError, NameError, NotImplementedError)
-"""What torch.fx raises on code that it does not understand."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ def read(norm: Any, dims: int) -> Affine | None:
     work = copy.deepcopy(norm).double()
     try:
         graph = _Tracer().trace(work)
-    except FAILURES:
+    except leaves.FAILURES:
         return None
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     output = next(node for node in graph.nodes if node.op == "output").args[0]
@@ -129,7 +128,7 @@ def _fused(norm: nn.Module, graph: fx.Graph, x: fx.Node, last: fx.Node) -> tuple
 
 def _check(node: fx.Node) -> bool:
     """Whether a node only checks something, or asks for a shape or dtype to do so."""
-    if node.op == "call_function" and getattr(node.target, "__name__", "") in _CHECKS:
+    if node.op == "call_function" and getattr(node.target, "__name__", "") in leaves.CHECKS:
         return True
     asks = (
         node.op == "call_function" and node.target is getattr and node.args[1] in ("shape", "ndim", "dtype", "device")
@@ -179,6 +178,6 @@ def _value(norm: nn.Module, graph: fx.Graph, x: fx.Node, last: fx.Node, given: T
             interpreter.env[node] = given if node is x else interpreter.run_node(node)
             if node is last:
                 return interpreter.env[node] if isinstance(interpreter.env[node], Tensor) else None
-    except FAILURES:
+    except leaves.FAILURES:
         return None
     return None

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from fusionadvisor.strategies import leaves
+from fusionadvisor.strategies.base import Subject
 from fusionadvisor.strategies.forms import Form
 from fusionadvisor.strategies.guards import Guard
 from fusionadvisor.strategies.nodes import asking
@@ -21,6 +22,19 @@ from fusionadvisor.strategies.recorder import Recorder, effect
 from fusionadvisor.strategies.tracer import Fresh, Tracer, UnansweredError, stand_ins
 from fusionadvisor.workload.copies import duplicate
 from fusionadvisor.workload.inputs import Call, tensors_in
+
+
+def owners(subject: Subject, names: frozenset[str], library: str) -> list[str]:
+    """Modules in whose forward ops of these names ran; of those that ``library`` brings, the module around them."""
+    found: dict[str, None] = {}
+    for graph in subject.graphs:
+        for op in graph.ops:
+            if op.name in names and op.phase == "forward":
+                path = op.module
+                while path and type(subject.model.get_submodule(path)).__module__.startswith(library):
+                    path = path.rpartition(".")[0]
+                found.setdefault(path)
+    return list(found)
 
 
 @dataclass

@@ -155,22 +155,9 @@ class FxPasses(Strategy):
         return blocker(model) or hooked(model)
 
 
-def _candidates(subject: Subject) -> list[str]:
-    """Modules of the user's whose own ops may be a formula that is known."""
-    found: dict[str, None] = {}
-    for graph in subject.graphs:
-        for op in graph.ops:
-            if op.name in _CURVES and op.phase == "forward":
-                path = op.module
-                while path and type(subject.model.get_submodule(path)).__module__.startswith("torch.nn."):
-                    path = path.rpartition(".")[0]
-                found.setdefault(path)
-    return list(found)
-
-
 def _each(subject: Subject, failed: dict[str, str]) -> Iterator[tuple[str, leaves.Rewritten, list[Call]]]:
     """The forward of each module that may hold a formula, its submodules left as they are."""
-    paths = _candidates(subject)
+    paths = captured.owners(subject, _CURVES, "torch.nn.")
     calls = captured.calls_of(subject.model, subject.calls, paths) if paths else {}
     for path in paths:
         forward = _forward(duplicate(subject.model.get_submodule(path)), calls[path], path)

@@ -39,7 +39,7 @@ FAILURES = (
 """What torch.fx raises on code it does not understand: its TraceError is a ValueError, and a module that is called and
 is not a child of the one captured is a NameError."""
 _FACTORIES = ("ones", "zeros", "full", "arange", "empty")
-_CHECKS = ("_assert", "_assert_is_none")
+CHECKS = ("_assert", "_assert_is_none")
 
 
 class _Tracer(fx.Tracer):
@@ -74,7 +74,7 @@ def trace(module: nn.Module, literals: Mapping[str, Any], *, through: bool = Fal
         if str(node.target).rpartition("_")[0] == name:
             node.target = name  # held to a value, an argument gets a number to its name: callers know the name alone
     for node in reversed(graph.nodes):
-        if node.op == "call_function" and getattr(node.target, "__name__", "") in _CHECKS:
+        if node.op == "call_function" and getattr(node.target, "__name__", "") in CHECKS:
             compared = [arg for arg in node.args if isinstance(arg, fx.Node)]
             graph.erase_node(node)
             for other in compared:

@@ -224,16 +224,8 @@ class _Proof:
 
 def _owners(subject: Subject) -> list[str]:
     """Modules of the user's whose own code computes a softmax."""
-    found: dict[str, None] = {}
-    for graph in subject.graphs:
-        for op in graph.ops:
-            if op.name in _SOFTMAX and op.phase == "forward":
-                path = op.module
-                while path and type(subject.model.get_submodule(path)).__module__.startswith("torch."):
-                    path = path.rpartition(".")[0]
-                if not type(subject.model.get_submodule(path)).__module__.startswith("torch."):
-                    found.setdefault(path)
-    return list(found)
+    kinds = {path: type(subject.model.get_submodule(path)) for path in captured.owners(subject, _SOFTMAX, "torch.")}
+    return [path for path, kind in kinds.items() if not kind.__module__.startswith("torch.")]
 
 
 def _drawn(graph: FlowGraph, value: int) -> bool:

@@ -18,10 +18,14 @@ from fusionadvisor.errors import StrategyError
 from fusionadvisor.flow.graph import FlowGraph
 from fusionadvisor.strategies import leaves, parts, source
 from fusionadvisor.strategies.modules import hook, replace
-from fusionadvisor.strategies.pairing import branch_free
 from fusionadvisor.workload.copies import duplicate
 
 _ADDS = (operator.add, torch.add)
+_BUILTINS = ("zip", "enumerate", "range", "reversed", "len")
+_BRANCHES = (
+    ast.If, ast.IfExp, ast.While, ast.Try, ast.Match, ast.BoolOp, ast.Lambda, ast.Break, ast.Continue, ast.Raise,
+    ast.Yield, ast.YieldFrom, ast.NamedExpr,
+)  # fmt: skip
 
 
 class Summed(nn.Identity):
@@ -88,7 +92,7 @@ def always_the_same(owner: nn.Module, code: source.Code, *, loops: bool = False)
     if "forward" in vars(owner) or leaves.impure(owner, ""):
         return False
     own = [f for f in code.functions if f.owner is not None and _runs(owner, f)]
-    if len(own) != 1 or own[0].name.rpartition(".")[2] != "forward" or not branch_free(own[0], loops=loops):
+    if len(own) != 1 or own[0].name.rpartition(".")[2] != "forward" or not _branch_free(own[0], loops=loops):
         return False
     arguments = own[0].node.args
     if arguments.defaults or arguments.kw_defaults or arguments.vararg or arguments.kwarg:
@@ -98,6 +102,37 @@ def always_the_same(owner: nn.Module, code: source.Code, *, loops: bool = False)
         or (isinstance(node, ast.Call) and _is_users(own[0], node.func))
         for node in ast.walk(own[0].node)
     )
+
+
+def _branch_free(function: source.Function, *, loops: bool = False) -> bool:
+    """Whether every call of the function does the same things: then what was recorded once is always so.
+
+    Args:
+        function: The function.
+        loops: Allow loops over anything; a capture fails where their number depends on a tensor.
+    """
+    body = function.node.body
+    for node in ast.walk(function.node):
+        if isinstance(node, _BRANCHES) or (isinstance(node, ast.Return) and node is not body[-1]):
+            return False
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node is not function.node:
+            return False
+        if isinstance(node, ast.comprehension) and (node.ifs or not (loops or _static(function, node.iter))):
+            return False
+        if isinstance(node, ast.For) and not (loops or _static(function, node.iter)):
+            return False
+    return True
+
+
+def _static(function: source.Function, node: ast.expr) -> bool:
+    """Whether a loop runs over the module's own attributes and constants alone."""
+    if isinstance(node, ast.Constant):
+        return True
+    if isinstance(node, ast.Attribute):
+        return function.on_self(node.value)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
+        return node.func.id in _BUILTINS and all(_static(function, a) for a in node.args)
+    return False
 
 
 def _runs(owner: nn.Module, method: source.Function) -> bool:

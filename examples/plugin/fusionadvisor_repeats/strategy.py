@@ -6,10 +6,9 @@ from torch import nn
 
 from fusionadvisor.flow.graph import FlowGraph
 from fusionadvisor.report.model import Refusal
-from fusionadvisor.strategies import source
 from fusionadvisor.strategies.base import Plan, Site, Strategy, Subject
+from fusionadvisor.strategies.legality import observe
 from fusionadvisor.strategies.modules import Sharing, blocker, replace, unfit
-from fusionadvisor.strategies.pairing import always_follows
 
 _KNOWN = (nn.ReLU,)
 
@@ -40,11 +39,11 @@ class DropRepeats(Strategy):
         """Look at every ReLU that was given a ReLU's result in a recording."""
         if reason := blocker(subject.model):
             return Plan(blocker=reason)
-        code = source.read(subject.model)
+        code = observe.read(subject.model)
         sites, refused = [], []
         for first, second in dict.fromkeys(pair for graph in subject.graphs for pair in _pairs(graph)):
             # a recording shows one path; the code has to show the others
-            reason = _unfit(subject.model, first, second) or always_follows(code, subject.model, first, second)
+            reason = _unfit(subject.model, first, second) or _alone(subject.model, code, first, second)
             if reason:
                 refused.append(Refusal(second, f"{reason}."))
             else:
@@ -75,6 +74,15 @@ def _pairs(graph: FlowGraph) -> Iterator[tuple[str, str]]:
     for call in calls:
         if call.inputs and call.inputs[0] in made:
             yield made[call.inputs[0]], call.module
+
+
+def _alone(model: nn.Module, code: observe.Code, first: str, second: str) -> str:
+    """Say why the code does not show that ``second`` alone is given the result of ``first``; empty where it does."""
+    verdict = code.feeds(model.get_submodule(first), model.get_submodule(second), (first, second))
+    if verdict.flags:  # a strategy that keeps the original beside its rewrite could check them at each call
+        flag = min(f"{flag.path}.{flag.name}".lstrip(".") for flag in verdict.flags)
+        return verdict.reason or f"{flag} decides whether {second} is given the result of {first} alone"
+    return verdict.reason
 
 
 def _unfit(model: nn.Module, first: str, second: str) -> str:
