@@ -271,7 +271,7 @@ def _ranks(report: Report) -> Table:
     rows = []
     for rank in report.ranks:
         times = rank.step_us, rank.compute_us, rank.collective_us, rank.exposed_us, rank.waiting_us
-        note = ("the other ranks wait for it", "warn") if rank.straggler else ""
+        note = ("late", "warn") if rank.straggler else ""
         rows.append(Row((str(rank.rank), f"{rank.kernels:,}", *map(scale.time, times), note)))
     titles = ("rank", "kernels", "step", "compute", "collectives", "exposed", "waiting")
     columns = (*(Column(title, number=True) for title in titles), Column("", wraps=True))

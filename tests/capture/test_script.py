@@ -299,6 +299,6 @@ dist.destroy_process_group()
     assert (report.timeline.rank, report.timeline.stand_ins) == (1, True)
     done = cli("analyze", "traces/rank0.json", "traces/rank1.json")
     assert "what follows is on rank 1: the others wait for it" in " ".join(done.stdout.split())
-    (late,) = [line for line in done.stdout.splitlines() if line.endswith("the other ranks wait for it")]
+    (late,) = [line for line in done.stdout.splitlines() if line.endswith("  late")]
     assert late.split()[0] == "1"
     assert "recorded without a GPU" in done.stdout.splitlines()[0]
